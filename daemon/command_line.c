@@ -171,7 +171,9 @@ static enum options_result parse(int argc, char **argv, struct options *out)
 	}
 	if (parse_paths(out, argc - optind, argv + optind))
 		return OPTIONS_WRONG;
-	out->choose_devices = !out->no_device && !out->n_devices;
+	if (options_fit_source(out))
+		return OPTIONS_WRONG;
+	out->choose_devices = !out->no_device && !out->n_devices && !out->shared;
 	return OPTIONS_RUN;
 }
 

@@ -201,6 +201,7 @@ static void on_ready(void *arg)
 	json_object_set_new(d->mount, "cpu_cache", json_string(fs_cpu_cache(d->fs)));
 	if (fs_not_auto(d->fs))
 		json_object_set_new(d->mount, "not_auto", json_string(fs_not_auto(d->fs)));
+	json_object_set_new(d->mount, "source_mode", json_string(d->options.shared ? "shared" : "local"));
 	json_object_set_new(d->mount, "storage_io", json_string(d->storage_io));
 	d->ready = true;
 	uv_async_send(&d->news);
@@ -229,6 +230,8 @@ static int start_fs(struct daemon *d)
 		.options = d->options.mount_options,
 		.cpu_cache = d->options.cpu_cache,
 		.trusts_source = d->options.trusts_source,
+		.shared = d->options.shared,
+		.names_age_s = (double)d->options.names_age_ms / 1000,
 		.quota = d->quota,
 		.supervised = d->options.supervised,
 		.unmounts_dead = d->options.unmounts_dead,

@@ -9,6 +9,7 @@
 
 /* In seconds; part of the texts. */
 #define OPTIONS_AGE_S 5
+#define OPTIONS_NAMES_AGE_S 1
 #define OPTIONS_UNMOUNT_TIMEOUT_S 60
 /* Percent. */
 #define OPTIONS_PIN_SHARE 50
@@ -61,11 +62,16 @@
 	  "how cached files are read: straight from the disk, or\n"                                                     \
 	  "always by way of the kernel's memory (direct)",                                                              \
 	  parse_storage_io, "mount anew")                                                                                             \
-	X("source", 0, "local|exclusive",                                                                               \
+	X("source", 0, "local|exclusive|shared",                                                                        \
 	  "on a network or FUSE file system, which is refused\n"                                                        \
-	  "otherwise: no other machine can change it, or none\n"                                                        \
-	  "does while it is mounted here",                                                                              \
+	  "otherwise: no other machine can change it, none does\n"                                                      \
+	  "while it is mounted here, or several do, each by a\n"                                                        \
+	  "gaiafs of its own",                                                                                          \
 	  parse_source, "mount anew")                                                                                                 \
+	X("names-age", 0, "SECONDS",                                                                                    \
+	  "with --source shared: how long a directory may be\n"                                                         \
+	  "known by what it was, before it is asked for again (" OPTIONS_TEXT(OPTIONS_NAMES_AGE_S) ")",                                                     \
+	  parse_names_age, "mount anew")                                                                                              \
 	X("huge-pages", 0, "on|off",                                                                                    \
 	  "make memory of simulated devices and of the host that\n"                                                    \
 	  "programs map huge pages (on)",                                                            \

@@ -361,10 +361,32 @@ static int ignore_transport(struct options *o, const char *text)
 
 static int parse_source(struct options *o, const char *text)
 {
-	o->trusts_source = !strcmp(text, "local") || !strcmp(text, "exclusive");
+	o->shared = !strcmp(text, "shared");
+	o->trusts_source = o->shared || !strcmp(text, "local") || !strcmp(text, "exclusive");
 	if (o->trusts_source)
 		return 0;
-	refuse(o, "--source %s: not one of local, exclusive", text);
+	refuse(o, "--source %s: not one of local, exclusive, shared", text);
+	return -EINVAL;
+}
+
+static int parse_names_age(struct options *o, const char *text)
+{
+	o->names_aged = true;
+	return parse_seconds(o, "names-age", text, 0, &o->names_age_ms);
+}
+
+int options_fit_source(struct options *o)
+{
+	if (!o->shared && o->names_aged)
+		refuse(o, "--names-age: is for --source shared; without it nobody but the mount changes names");
+	else if (o->shared && o->n_devices > 0)
+		refuse(o, "--source shared: devices are not supported there yet; leave --device out");
+	else if (o->shared && o->n_pins > 0)
+		refuse(o, "--source shared: devices are not supported there yet, so nothing can be pinned; leave --pin out");
+	else if (o->shared && o->cpu_cache == FS_WRITEBACK)
+		refuse(o, "--source shared: with --cpu-cache writeback other machines would not see what is written; use auto or writethrough");
+	else
+		return 0;
 	return -EINVAL;
 }
 
@@ -535,6 +557,7 @@ void options_begin(struct options *o)
 		.mount_options = xcalloc(1, 1),
 		.given = xcalloc(ARRAY_LEN(option_kinds), sizeof(*o->given)),
 		.cpu_cache = FS_AUTO,
+		.names_age_ms = OPTIONS_NAMES_AGE_S * 1000,
 		.direct = true,
 		.supervised = true,
 		.huge_pages = true,

@@ -45,6 +45,9 @@ struct options {
 	const char *metrics; /* where they are served; NULL: nowhere */
 	enum fs_cpu_cache cpu_cache;
 	bool trusts_source; /* --source was given */
+	bool shared; /* --source shared */
+	bool names_aged; /* --names-age was given */
+	uint64_t names_age_ms;
 	bool huge_pages;
 	enum cache_dedup dedup;
 	char *words; /* of `gaia set`, for the daemon before this one, each with its NUL; NULL: none */
@@ -101,6 +104,8 @@ int options_take(struct options *o, const char *name, const char *value);
  * o->why says why.
  */
 int options_add_device(struct options *o, const char *text);
+/* What --source is, all other options being known, must fit them. 0, or -EINVAL, and o->why says why not. */
+int options_fit_source(struct options *o);
 /* "NAME=VALUE": change @o->set. 0, or o->why says why not: -EINVAL; -ENOTSUP: not while the mount is live. */
 int options_change(struct options *o, const char *word);
 /* The next option from row *@at on that is given differently in the two and cannot be changed, and what to do instead; NULL: none. */

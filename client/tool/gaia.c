@@ -65,6 +65,8 @@ int fail_on(const char *path, int err)
 		return fail("%s: the mount's daemon is of another version than this tool (" GAIA_VERSION ")", path);
 	case ENODEV:
 		return fail("%s: not a regular file, or no such device", path);
+	case EOPNOTSUPP:
+		return fail("%s: " NOT_FOR_SHARED, path);
 	case EPERM:
 		return fail("%s: only root, and users who may write it, may do that", path);
 	case EMFILE:

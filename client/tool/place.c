@@ -351,7 +351,7 @@ static void warm_item(struct work *w, struct item *it)
 	if (fd >= 0)
 		close(fd);
 	if (err)
-		item_failed(w, it, err == -EINTR ? "interrupted" : strerror(-err));
+		item_failed(w, it, err == -EINTR ? "interrupted" : err == -EOPNOTSUPP ? NOT_FOR_SHARED : strerror(-err));
 }
 
 /* Do it for all files of the arguments, in order. */

@@ -30,6 +30,7 @@ int fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* Say what went wrong with @path; @err is a negative errno. Returns EXIT_FAILED. */
 int fail_on(const char *path, int err);
+#define NOT_FOR_SHARED "not supported there; of a mount with --source shared nothing is cached (gaiafs-nodes(7))" /* EOPNOTSUPP */
 
 /* The same for a mistake on the command line. Returns EXIT_USAGE. */
 int usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

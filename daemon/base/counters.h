@@ -17,6 +17,7 @@
 	X(storage_read_runs, "reads issued to the backing store (calls)")                       \
 	X(storage_direct, "of those, pages read past the kernel's page cache")                  \
 	X(storage_writes, "pages written to the backing store")                                 \
+	X(shared_revalidations, "times that the source was asked whether other machines had changed a file (calls)") \
 	X(storage_errors, "failed reads, writes and syncs of the backing store (calls)")        \
 	X(home_hits, "pages of CPU reads served from home memory")                              \
 	X(home_misses, "pages of CPU reads that had to be brought home")                        \

@@ -24,7 +24,8 @@
  * directories: see quota_cap(). pins: announced acquires (GAIA_PROT_PIN). Spans of pages that a mapping holds beyond 64
  * are counted in blocks (pagecache/grant.c), some 5 KiB each. waiting_kib: requests of the kernel that wait for their turn
  * (fuse/hand.c). namespaces: sockets in other network namespaces (control/netns.c), a descriptor each. reports: those that can still be read (control/report.c). removed_files: files without a name that are in
- * use, counted for the user who removed the name. lists: clients that have memory for lists of ranges (control/list.c), a descriptor
+ * use, counted for the user who removed the name. shared_files: open files of a shared source (fuse/shared.c), a descriptor each, and
+ * lock_owners: who has record locks in them, one more each; lock_waits: calls that wait for a lock, a thread each. lists: clients that have memory for lists of ranges (control/list.c), a descriptor
  * each; listed_kib: what lists that are under way take of the daemon's memory.
  */
 #define QUOTAS(X)                              \
@@ -39,6 +40,9 @@
 	X(listed_kib, 393216, 262144, 98304)   \
 	X(removed_files, 1048576, 458752, 131072) \
 	X(directories, 1048576, 917504, 458752) \
+	X(shared_files, 1048576, 917504, 229376) \
+	X(lock_owners, 1048576, 917504, 131072) \
+	X(lock_waits, 256, 224, 64)            \
 	X(waiting_kib, 262144, 229376, 65536)
 
 enum quota_of {

@@ -57,6 +57,15 @@ void attr_mend(struct inode *inode, struct stat *st)
 	contents_put(inode);
 }
 
+/* The error means that others have removed a file of a shared source. */
+static bool gone_below(struct inode *inode, int err)
+{
+	if (!inode->fs->config.shared || (err != -ESTALE && err != -ENOENT))
+		return false;
+	inode_retire(inode);
+	return true;
+}
+
 int attr_read(struct inode *inode, int fd, struct stat *st)
 {
 	struct stat pending = { .st_mtim.tv_sec = INT64_MIN, .st_ctim.tv_sec = INT64_MIN };
@@ -68,7 +77,9 @@ int attr_read(struct inode *inode, int fd, struct stat *st)
 	/* Before the attributes below are read: a time that has been stored is not known to the cache any more. */
 	if (f)
 		cfile_fix_stat(f, &pending);
-	err = fstat(fd, st) ? -errno : 0;
+	err = inode_stat(inode->fs, fd, st);
+	if (gone_below(inode, err))
+		err = -ESTALE;
 	(void)fault_point("attr.read");
 	if (!err) {
 		attr_mend(inode, st);
@@ -89,7 +100,7 @@ static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 	if (err)
 		fuse_reply_err(req, -err);
 	else
-		fuse_reply_attr(req, &st, attr_timeout_of(timeout, &st));
+		fuse_reply_attr(req, &st, attr_timeout_of(inode, timeout, &st));
 }
 
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -269,7 +280,8 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 	if (!err && to_set & FUSE_SET_ATTR_KILL_SUID) /* and set-gid: FATTR_KILL_SUIDGID */
 		err = attr_clear_set_id(inode);
 	if (!err && to_set & FUSE_SET_ATTR_SIZE)
-		err = set_size(req, inode, attr->st_size);
+		err = req_fs(req)->config.shared ? shared_truncate(inode, fi ? req_handle(req, fi) : NULL, attr->st_size) :
+						   set_size(req, inode, attr->st_size);
 	if (!err && to_set & times)
 		err = set_times(inode, fd, attr, to_set);
 	if (err)

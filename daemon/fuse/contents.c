@@ -198,6 +198,9 @@ int contents_get(struct inode *inode, struct cfile **out)
 {
 	int err = 0;
 
+	/* Others would change them, and home would not know. */
+	if (inode->fs->config.shared)
+		return -EOPNOTSUPP;
 	pthread_mutex_lock(&inode->lock);
 	if (!inode->users)
 		err = hold_cfile(inode);

@@ -67,8 +67,8 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		goto close_dir;
 	fi->fh = serve_told(h->id, "open.wrong_number");
 	/* The kernel may keep the listing for the next reader. */
-	fi->cache_readdir = 1;
-	fi->keep_cache = !atomic_exchange(&inode->relist, false);
+	fi->cache_readdir = !fs->config.shared;
+	fi->keep_cache = !atomic_exchange(&inode->relist, false) && !fs->config.shared;
 	fuse_reply_open(req, fi);
 	return;
 

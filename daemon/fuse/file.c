@@ -88,11 +88,13 @@ void handle_close(struct handle *h)
 		return;
 	pthread_mutex_lock(&fs->lock);
 	id_table_remove(&fs->handles, h->id);
-	inode->writers -= h->cfile && open_to_write(h->flags);
+	inode->writers -= !h->dir && open_to_write(h->flags);
 	fs->n_dirs -= h->dir != NULL;
 	pthread_mutex_unlock(&fs->lock);
 	if (h->cfile)
 		contents_put(inode);
+	else if (!h->dir)
+		shared_close(h);
 	if (h->dir) {
 		closedir(h->dir);
 		quota_give(fs->config.quota, QUOTA_directories, h->uid);

@@ -48,9 +48,10 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 		fs->not_auto = passthrough_init(fs, conn);
 		fs->passthrough = !fs->not_auto;
 		if (fs->not_auto)
-			log_info("%s: --cpu-cache writeback", fs->not_auto);
+			log_info("%s: --cpu-cache %s", fs->not_auto,
+				 fs->config.shared ? "writethrough; files cannot be mapped shared" : "writeback");
 	}
-	fs->writeback = fs->config.cpu_cache != FS_WRITETHROUGH && !fs->passthrough;
+	fs->writeback = fs->config.cpu_cache != FS_WRITETHROUGH && !fs->passthrough && !fs->config.shared;
 	cache_set_times_above(fs->cache, fs->writeback);
 	if (fs->passthrough)
 		want |= CAP_PASSTHROUGH;
@@ -58,13 +59,21 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 		want |= FUSE_CAP_WRITEBACK_CACHE;
 	if (fs->acl)
 		want |= FUSE_CAP_POSIX_ACL;
+	if (fs->config.shared) {
+		/* Others change files: the kernel is to look, and to ask before it grants a lock. */
+		want &= ~(unsigned)(FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_CACHE_SYMLINKS);
+		/* Attributes that come with names would be asked for again all the same. */
+		want &= ~(unsigned)(FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
+		want |= FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS;
+		shared_init(fs);
+	}
 	/*
 	 * Not wanted: ASYNC_DIO. After a direct write by io_submit(2) or io_uring the kernel would not drop the
 	 * pages that others have read meanwhile: these would stay stale, and with WRITEBACK_CACHE a store to another part of
 	 * such a page would write its old bytes back. Where the kernel writes through we may not drop them either (rule 15).
 	 *
 	 * Not wanted either: splicing (slower than our own pages), O_TRUNC in OPEN (truncation goes
-	 * one way, SETATTR), the first HANDLE_KILLPRIV, locks (the kernel's own are enough).
+	 * one way, SETATTR), the first HANDLE_KILLPRIV, locks (the kernel's own are enough, but for a shared source).
 	 */
 	conn->want = want & conn->capable;
 	/*
@@ -247,14 +256,17 @@ free_fs:
 
 int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct control *control)
 {
+	struct fuse_lowlevel_ops mine = ops;
 	int err;
 
+	if (fs->config.shared)
+		shared_ops(&mine);
 	fs->cache = cache;
 	fs->store = store;
 	fs->control = control;
 	if (fs->config.predecessor >= 0)
-		return takeover(fs, &ops); /* logs */
-	err = mount_begin(fs, &ops); /* logs */
+		return takeover(fs, &mine); /* logs */
+	err = mount_begin(fs, &mine); /* logs */
 	if (err)
 		return err;
 	err = serve_start(fs); /* logs */
@@ -335,6 +347,9 @@ static void wait_idle(struct fs *fs, bool deaf)
 	pthread_mutex_lock(&fs->lock);
 	fs->quiescing = true;
 	fs->deaf = deaf;
+	pthread_mutex_unlock(&fs->lock);
+	locks_interrupt_all(fs); /* others may hold the locks for as long as they like */
+	pthread_mutex_lock(&fs->lock);
 	while (fs->n_busy)
 		pthread_cond_wait(&fs->nothing_busy, &fs->lock);
 	pthread_mutex_unlock(&fs->lock);

@@ -35,7 +35,9 @@ struct fs_config {
 		FS_WRITEBACK,	 /* the kernel gathers writes */
 		FS_WRITETHROUGH, /* the kernel passes each write on at once */
 	} cpu_cache;
-	bool trusts_source;	/* other machines do not change it meanwhile, whatever file system it is on */
+	bool trusts_source;	/* whatever file system it is on: other machines do not change it meanwhile, or: */
+	bool shared;		/* they do, each by a gaiafs of its own: see fuse/shared.c */
+	double names_age_s;	/* then: how long the kernel may believe what it knows of directories */
 	struct quota *quota;	/* limits directories and more for each user; the caller's, to be destroyed after fs */
 	bool supervised;	/* a second process ends the connection when this one dies */
 	bool unmounts_dead;	/* it takes the mount away, too; otherwise the mount stays, and answers ENOTCONN */

@@ -42,7 +42,7 @@ static enum cache_has at_home(struct fs *fs, const struct fuse_read_in *read)
 {
 	const struct handle *h = handle_of(fs, read->fh);
 
-	return h->passthrough ? CACHE_HAS_NOT : cache_has(h->cfile, (off_t)read->offset, read->size);
+	return h->passthrough || !h->cfile ? CACHE_HAS_NOT : cache_has(h->cfile, (off_t)read->offset, read->size);
 }
 
 static enum lane lane_of_read(struct fs *fs, const struct fuse_read_in *read)
@@ -105,6 +105,9 @@ static enum lane lane_of(struct fs *fs, const struct fuse_in_header *in, uid_t *
 	case FUSE_CREATE:
 	case OPCODE_TMPFILE:
 	case FUSE_REMOVEXATTR:
+	case FUSE_GETLK:
+	case FUSE_SETLK:
+	case FUSE_SETLKW:
 	case FUSE_FSYNC:
 	case FUSE_FSYNCDIR:
 	case FUSE_FALLOCATE:

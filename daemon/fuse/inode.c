@@ -36,11 +36,11 @@ struct fd_path fd_path(int fd)
 }
 
 /* Attributes and identity of @name below @fd; of @fd itself if @name is "". */
-static int identify(int fd, const char *name, struct stat *st, struct inode_key *key)
+static int identify(const struct fs *fs, int fd, const char *name, struct stat *st, struct inode_key *key)
 {
 	struct statx x;
 
-	if (statx(fd, name, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT,
+	if (statx(fd, name, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | fs_statx_flags(fs),
 		  STATX_BASIC_STATS | STATX_BTIME, &x))
 		return -errno;
 	*st = (struct stat){
@@ -62,6 +62,15 @@ static int identify(int fd, const char *name, struct stat *st, struct inode_key 
 	if (x.stx_mask & STATX_BTIME)
 		key->born = x.stx_btime.tv_sec * 1000000000ll + x.stx_btime.tv_nsec;
 	return 0;
+}
+
+int inode_stat(const struct fs *fs, int fd, struct stat *st)
+{
+	struct inode_key key;
+
+	if (!fs->config.shared)
+		return fstat(fd, st) ? -errno : 0;
+	return identify(fs, fd, "", st, &key);
 }
 
 static bool same_file(const struct inode_key *a, const struct inode_key *b)
@@ -119,7 +128,7 @@ static void not_removed(struct inode *inode)
  * Open the file by a name that it had a moment ago. -ESTALE: the name leads to nothing, or to another file.
  * fs->lock is not held.
  */
-static int reopen(struct inode *inode, struct inode *parent, const char *name)
+static int reopen(const struct inode_key *wanted, struct inode *parent, const char *name)
 {
 	struct inode_key key = { .dev = 0 };
 	struct stat st;
@@ -129,9 +138,9 @@ static int reopen(struct inode *inode, struct inode *parent, const char *name)
 	if (dir < 0)
 		return dir;
 	fd = openat(dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	err = fd < 0 ? -errno : identify(fd, "", &st, &key);
+	err = fd < 0 ? -errno : identify(parent->fs, fd, "", &st, &key);
 	inode_fd_put(parent);
-	if (!err && !same_file(&key, &inode->key))
+	if (!err && !same_file(&key, wanted))
 		err = -ESTALE;
 	if (!err)
 		return fd;
@@ -145,12 +154,13 @@ static int inode_reopen(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
 	struct inode *parent = inode->parent;
+	const struct inode_key key = inode->key;
 	char *name = strdup(inode->name);
 	int fd, err = 0;
 
 	parent->refs++;
 	pthread_mutex_unlock(&fs->lock);
-	fd = name ? reopen(inode, parent, name) : -ENOMEM;
+	fd = name ? reopen(&key, parent, name) : -ENOMEM;
 	pthread_mutex_lock(&fs->lock);
 	if (fd < 0 && (!name || (inode->parent == parent && !strcmp(inode->name, name))))
 		err = fd; /* it was not renamed meanwhile, so that is not the reason */
@@ -228,6 +238,9 @@ static void share_fds(struct fs *fs)
 		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
 		quota_cap(fs->config.quota, QUOTA_lists, (unsigned)MIN(UINT_MAX, third / 8));
 		quota_cap(fs->config.quota, QUOTA_reports, (unsigned)MIN(UINT_MAX, third / 16));
+		/* Of a shared source no store files are open. */
+		quota_cap(fs->config.quota, QUOTA_shared_files, (unsigned)MIN(UINT_MAX, third - third / 4));
+		quota_cap(fs->config.quota, QUOTA_lock_owners, (unsigned)MIN(UINT_MAX, third / 4));
 	}
 	fs->max_backings = fs->max_fds / 2;
 }
@@ -244,7 +257,7 @@ int inode_table_init(struct fs *fs)
 	fd = fs->config.predecessor < 0 ? mount_open_source(fs) : fs->root_fd;
 	if (fd < 0)
 		return fd;
-	err = identify(fd, "", &st, &key);
+	err = identify(fs, fd, "", &st, &key);
 	if (!err)
 		err = inode_init(&fs->root, fs, fd, st.st_mode, &key);
 	if (err) {
@@ -411,6 +424,26 @@ static struct inode *set_name(struct inode *inode, struct inode *parent, char *n
 	return former ? inode_drop(former) : NULL;
 }
 
+/* fs->lock is held. */
+static void retire(struct inode *inode)
+{
+	struct fs *fs = inode->fs;
+	int64_t never = -(int64_t)inode->id; /* no file is born then */
+
+	if (inode == &fs->root || inode->key.born == never)
+		return;
+	HASH_DEL(fs->inodes, inode);
+	inode->key.born = never;
+	HASH_ADD(hh, fs->inodes, key, sizeof(inode->key), inode);
+}
+
+void inode_retire(struct inode *inode)
+{
+	pthread_mutex_lock(&inode->fs->lock);
+	retire(inode);
+	pthread_mutex_unlock(&inode->fs->lock);
+}
+
 void inode_renamed(struct inode *inode, struct inode *parent, const char *name)
 {
 	struct fs *fs = inode->fs;
@@ -468,15 +501,49 @@ static int refuse_mounted(struct fs *fs, int fd)
 	return -EREMOTE;
 }
 
+struct handle_of_file {
+	struct file_handle head;
+	unsigned char bytes[MAX_HANDLE_SZ];
+};
+
+/* Waits for nothing: it is made from what the kernel knows of the file. */
+static bool get_handle(int fd, struct handle_of_file *out)
+{
+	int mount;
+
+	out->head.handle_bytes = sizeof(out->bytes);
+	return !name_to_handle_at(fd, "", &out->head, &mount, AT_EMPTY_PATH);
+}
+
+/*
+ * Whether @fd, of a shared source, is another file than the inode's, though it has the same number: where the file system knows no time of
+ * birth its own names for the two tell that. fs->lock is held, as for the next one.
+ */
+static bool is_successor(const struct inode *inode, int fd)
+{
+	struct handle_of_file of_inode, of_fd;
+
+	if (!inode->fs->config.shared || inode->key.born || inode->fd < 0 || !get_handle(inode->fd, &of_inode) || !get_handle(fd, &of_fd))
+		return false;
+	return of_inode.head.handle_type != of_fd.head.handle_type || of_inode.head.handle_bytes != of_fd.head.handle_bytes ||
+	       memcmp(of_inode.bytes, of_fd.bytes, of_fd.head.handle_bytes) != 0;
+}
+
+/* Whether others may have given the file this name instead of the one that is known. */
+static bool renamed_below(const struct inode *inode, const struct inode *parent, const char *name)
+{
+	return inode->fs->config.shared && (inode->parent != parent || strcmp(inode->name, name) != 0);
+}
+
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st)
 {
-	struct inode *inode, *new;
+	struct inode *inode, *new, *dead = NULL;
 	char *copy = NULL, *old;
 	struct inode_key key;
 	int err, surplus;
 
-	err = identify(fd, "", st, &key);
+	err = identify(fs, fd, "", st, &key);
 	if (!err && key.dev != (parent ? parent : &fs->root)->key.dev)
 		err = refuse_mounted(fs, fd);
 	if (err)
@@ -491,6 +558,10 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 
 	pthread_mutex_lock(&fs->lock);
 	HASH_FIND(hh, fs->inodes, &key, sizeof(key), inode);
+	if (inode && is_successor(inode, fd)) {
+		retire(inode);
+		inode = NULL;
+	}
 	if (!inode) {
 		err = id_table_add(&fs->inodes_by_id, new, &new->id);
 		if (err)
@@ -507,9 +578,9 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	}
 	if (!inode->lookups++)
 		inode->refs++;
-	if (copy && !inode->parent) {
-		set_name(inode, parent, copy, &old);
-		copy = NULL;
+	if (copy && (!inode->parent || renamed_below(inode, parent, copy))) {
+		dead = set_name(inode, parent, copy, &old);
+		copy = old;
 	} else {
 		relist_idle(inode);
 	}
@@ -521,6 +592,7 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	if (surplus >= 0)
 		close(surplus);
 	free(copy);
+	inode_free_all(fs, dead);
 	*out = inode;
 	return 0;
 
@@ -582,7 +654,7 @@ struct inode *inode_known(struct fs *fs, int dir, const char *name)
 	struct stat st;
 	int err;
 
-	if (identify(dir, name, &st, &key))
+	if (identify(fs, dir, name, &st, &key))
 		return NULL;
 	pthread_mutex_lock(&fs->lock);
 	HASH_FIND(hh, fs->inodes, &key, sizeof(key), inode);

@@ -66,7 +66,7 @@ struct inode_key {
 struct inode {
 	/* Constant. */
 	struct fs *fs;
-	struct inode_key key;
+	struct inode_key key; /* but for inode_retire(), with fs->lock */
 	uint64_t id; /* never used again: the kernel's nodeid, the cfile's key */
 	mode_t type; /* S_IFMT bits */
 
@@ -116,6 +116,9 @@ struct inode {
 	bool for_devices;    /* a device maps the file, or has mapped it */
 	bool device_noted;   /* that is noted in the source */
 	bool handed_cached;  /* constant: the daemon before this one had it open, and did not pass it through */
+	struct timespec seen_mtime, seen_ctime; /* of a shared source: when others' changes were last looked for */
+	off_t seen_size;
+	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
 };
 TAILQ_HEAD(inode_list, inode);
 
@@ -129,12 +132,15 @@ struct handle {
 	DIR *dir;	     /* of directories */
 	uid_t uid;	     /* the user who opened it; open directories count as this user's */
 	bool passthrough;    /* set before the kernel hears of the handle */
-	atomic_int owed;     /* errno: an error that the daemon before this one has not reported to it; 0 */
+	int fd;		     /* of files of a shared source, which have no cfile: the file below, as it was opened */
+	atomic_bool locks;   /* of these: record locks were taken by way of it */
+	atomic_int owed;     /* errno: an error from before that has not been reported to it yet; 0 */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
 	atomic_uint refs;    /* the kernel's, and one for each acquire */
 
 	pthread_mutex_t lock;
+	bool appends;	     /* lock; of files of a shared source: @fd does */
 	/* lock; directories. */
 	struct dirent *next; /* read, but not handed out yet */
 	off_t at;	     /* position of the stream */
@@ -208,6 +214,8 @@ enum lane {
 	LANE_WRITE,	/* for storage, when home is full */
 	LANE_CHANGE,	/* for storage that takes changes: requests that change names and attributes, and syncs */
 	LANE_END,	/* the same: the end of open files and of names, for which no caller waits */
+	/* Of a shared source: */
+	LANE_LOCK,	/* for other programs, of any machine, to give locks up; never for a turn (QUOTA_lock_waits) */
 	LANES
 };
 
@@ -235,10 +243,13 @@ struct powers {
  * INTERRUPT, the second may come here first: hence `early`.
  */
 struct ioctl_job;
+struct lock_wait;
 struct interrupts {
-	pthread_mutex_t lock;	/* a leaf, but for quotas */
+	pthread_mutex_t lock;	/* a leaf, but for quotas and pools */
 	/* lock. */
 	struct ioctl_job *jobs; /* hash, by the request's number */
+	LIST_HEAD(, lock_wait) lock_waits; /* those that wait for a lock in a shared source */
+	bool kicking;		/* a worker wakes those of them that were interrupted */
 #define INTERRUPTS_EARLY 64u
 	uint64_t early[INTERRUPTS_EARLY]; /* the last ones for which no job was known */
 	unsigned n_early;
@@ -267,6 +278,7 @@ struct fs {
 	unsigned most_fds;  /* descriptors of inodes that cannot be closed: above it only the owners of the mount may make more */
 	struct log_pace fds_pace, remote_pace, unknown_pace;
 	unsigned max_backings; /* the same as max_fds for store files */
+	bool below_is_fuse; /* the source is a FUSE file system */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
 	char mounted_as[PATH_MAX];     /* the mount's source; tells it from a later mount that gets its numbers */
@@ -326,6 +338,12 @@ struct fs {
 	struct inode root;
 };
 
+/* Flags for statx(2) below: what others have changed in a shared source is to be seen at once. */
+static inline int fs_statx_flags(const struct fs *fs)
+{
+	return fs->config.shared ? AT_STATX_FORCE_SYNC : 0;
+}
+
 /* Whether open(2) with these flags allows writing. */
 static inline bool open_to_write(int flags)
 {
@@ -377,6 +395,8 @@ int inode_room(struct fs *fs, uid_t uid);
 int inode_removal_begin(struct fs *fs, uid_t uid);
 void inode_removal_end(struct fs *fs, uid_t uid, struct inode *inode);
 void inode_forget(struct inode *inode, uint64_t n);
+/* Of a shared source: the file is gone, and what its names lead to now is to be another inode, whatever its number is. */
+void inode_retire(struct inode *inode);
 void inode_put(struct inode *inode);
 
 /*
@@ -400,6 +420,9 @@ void inode_unnamed(struct inode *inode, struct inode *parent, const char *name);
 
 /* References to the inodes that @want, called with fs->lock held, accepts; to be put and freed. */
 struct inode **inode_list(struct fs *fs, bool (*want)(const struct inode *), unsigned *n);
+
+/* As fstat(2), but of a shared source as it is now. */
+int inode_stat(const struct fs *fs, int fd, struct stat *st);
 
 /* "/proc/self/fd/N": leads to that very file, whatever its names are by now. */
 struct fd_path {
@@ -465,7 +488,11 @@ void passthrough_failed(struct handle *h);
 /* How long the kernel may use attributes that are read after this call without asking again, seconds. */
 double attr_timeout(struct inode *inode);
 /* The same, when the attributes are known. */
-double attr_timeout_of(double timeout, const struct stat *st);
+double attr_timeout_of(const struct inode *inode, double timeout, const struct stat *st);
+/* Register the file below with the kernel, in inode->backing_id. inode->lock is held. */
+int passthrough_register(fuse_req_t req, struct inode *inode);
+/* Whether the error means that the kernel will never pass this file through. */
+bool passthrough_never(int err);
 /* Whether it is our own attribute of files below. */
 bool passthrough_hides(const char *xattr);
 
@@ -497,7 +524,41 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 			struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
 			struct fuse_file_info *fi_out, size_t len, int flags);
 
+/* ---- shared.c: files of a shared source ---- */
+
+/* The requests that are carried out differently there. */
+void shared_ops(struct fuse_lowlevel_ops *ops);
+/* Called before INIT is answered. */
+void shared_init(struct fs *fs);
+/*
+ * Ask the file system below whether others have changed the file, by @fd, which is open there: what is read from now on is what they had
+ * stored before. -ESTALE: the file is gone; looking its name up finds what has it now.
+ */
+int shared_revalidate(struct inode *inode, int fd);
+/* Have what was written through the handle stored where others see it. */
+int shared_store(struct handle *h);
+int shared_truncate(struct inode *inode, const struct handle *h, off_t size);
+/* The part of handle_close() that concerns them. */
+void shared_close(struct handle *h);
+
+/* ---- shared_locks.c ---- */
+
+void op_getlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct flock *lock);
+void op_setlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct flock *lock, int sleep);
+void op_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, int op);
+/* A descriptor of the process @owner has been closed: its record locks end. */
+void locks_end_of_owner(struct inode *inode, uint64_t owner);
+/* The last descriptor of the handle has been closed: those of it end that belong to the open file. */
+void locks_end_of_handle(struct handle *h);
+/* The wait with this number, if it is one, is interrupted: false if it is none. interrupts.lock is held. */
+bool locks_interrupt(struct fs *fs, uint64_t unique);
+/* All waits are. */
+void locks_interrupt_all(struct fs *fs);
+/* Whether an INTERRUPT came before its request. interrupts.lock is held. */
+bool was_interrupted(const struct interrupts *in, uint64_t unique);
+
 /* ---- attr.c ---- */
+
 
 /* The attributes that the kernel is to see of a file, by its descriptor. */
 int attr_read(struct inode *inode, int fd, struct stat *st);

@@ -35,6 +35,7 @@ static const struct lane_kind {
 	[LANE_WRITE] = { "gaia-write", 48, 36, 12 },
 	[LANE_CHANGE] = { "gaia-change", 48, 36, 12 },
 	[LANE_END] = { "gaia-end", 16, 12, 6 },
+	[LANE_LOCK] = { "gaia-lock", 256, 224, 64 }, /* as QUOTA_lock_waits */
 };
 
 int lanes_start(struct fs *fs)
@@ -241,12 +242,30 @@ static int set_options(struct ioctl_job *job)
 	return 0;
 }
 
+/* Whether the request is about a file's contents. */
+static bool is_for_contents(const struct ioctl_job *job)
+{
+	switch (job->cmd) {
+	case GAIA_IOC_REPORT:
+		return job->arg.report.what == GAIA_REPORT_RESIDENCY;
+	case GAIA_IOC_CONNECT:
+	case GAIA_IOC_DEVICES:
+	case GAIA_IOC_LISTS:
+	case GAIA_IOC_SET:
+		return false;
+	}
+	return true;
+}
+
 static int carry_out(struct ioctl_job *job)
 {
 	struct control *ctl = job->fs->control;
 	struct cfile *f = job->handle->cfile;
 	int access = job->handle->flags & O_ACCMODE;
 
+	/* What devices have of a file does not follow what other machines change yet. */
+	if (job->fs->config.shared && is_for_contents(job))
+		return -EOPNOTSUPP;
 	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:
 		return control_connect(ctl, job->uid, job->tid, &job->arg.connect);
@@ -318,7 +337,7 @@ static bool give_up(struct ioctl_job *job)
 	return false;
 }
 
-static bool was_interrupted(const struct interrupts *in, uint64_t unique)
+bool was_interrupted(const struct interrupts *in, uint64_t unique)
 {
 	unsigned k = 0;
 
@@ -363,7 +382,9 @@ void interrupt_request(struct fs *fs, uint64_t unique)
 
 	pthread_mutex_lock(&in->lock);
 	HASH_FIND(hh, in->jobs, &unique, sizeof(unique), job);
-	if (!job)
+	if (!job && locks_interrupt(fs, unique))
+		; /* the worker that waits for the lock answers */
+	else if (!job)
 		in->early[in->n_early++ % INTERRUPTS_EARLY] = unique;
 	else if (give_up(job))
 		given_up = job->req;

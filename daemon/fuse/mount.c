@@ -336,7 +336,7 @@ static int refuse_kind(const struct fs *fs)
 		if (fs->config.trusts_source)
 			return 0;
 		log_error("%s: other machines may change the files of %s, and what they and this one change would be lost; if none uses "
-			  "them while they are mounted here, say --source exclusive, and if none can, --source local", fs->source, type);
+			  "them while they are mounted here, say --source exclusive, if none can, --source local, and if all that do have gaiafs, --source shared", fs->source, type);
 		return -EREMOTE;
 	default:
 		return 0;

@@ -40,8 +40,8 @@ void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_pa
 		attr_mend(inode, &e->attr);
 		timeout = old ? 0 : timeout;
 	}
-	e->attr_timeout = attr_timeout_of(timeout, &e->attr);
-	e->entry_timeout = FS_TIMEOUT;
+	e->attr_timeout = attr_timeout_of(inode, timeout, &e->attr);
+	e->entry_timeout = inode->fs->config.shared ? timeout : FS_TIMEOUT;
 }
 
 int entry_lookup(struct inode *parent, const char *name, struct fuse_entry_param *e)
@@ -71,7 +71,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct fuse_entry_param e;
 	int err = entry_lookup(inode_of(fs, parent), name, &e);
 
-	if (err == -ENOENT) {
+	if (err == -ENOENT && !fs->config.shared) {
 		/* The kernel is to remember that there is no such name. */
 		memset(&e, 0, sizeof(e));
 		e.entry_timeout = FS_TIMEOUT;

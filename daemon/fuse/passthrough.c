@@ -190,7 +190,7 @@ static int register_backing(fuse_req_t req, struct inode *inode, int fd)
 	return id;
 }
 
-static int first_passthrough(fuse_req_t req, struct inode *inode)
+int passthrough_register(fuse_req_t req, struct inode *inode)
 {
 	int fd = inode_fd_get(inode), id;
 
@@ -227,8 +227,7 @@ static bool to_be_cached(struct inode *inode)
 	       ((inode->never_passed || (is_for_devices(inode) && nobody_has_it(inode))) && !leave_passthrough(inode));
 }
 
-/* Whether the error means that the kernel will never pass this file through. */
-static bool is_for_good(int err)
+bool passthrough_never(int err)
 {
 	return err == -EPERM || err == -ELOOP || err == -EOPNOTSUPP;
 }
@@ -241,8 +240,8 @@ static int passthrough_or_cached(fuse_req_t req, struct handle *h)
 	if (to_be_cached(inode))
 		return 0;
 	if (!inode->passthrough_opens)
-		err = first_passthrough(req, inode);
-	inode->never_passed = is_for_good(err);
+		err = passthrough_register(req, inode);
+	inode->never_passed = passthrough_never(err);
 	if (err && (inode->never_passed || nobody_has_it(inode))) {
 		if (!atomic_exchange(&inode->fs->complained, true))
 			log_warn("a file could not be passed through: %s; such files are served "
@@ -361,6 +360,8 @@ double attr_timeout(struct inode *inode)
 {
 	bool sure = true;
 
+	if (inode->fs->config.shared)
+		return inode->type == S_IFDIR ? inode->fs->config.names_age_s : 0;
 	if (inode->fs->passthrough && inode->type == S_IFREG) {
 		pthread_mutex_lock(&inode->lock);
 		if (inode->may_change)
@@ -410,7 +411,19 @@ void passthrough_created(struct inode *inode, int fd)
 
 double attr_timeout(struct inode *inode)
 {
+	if (inode->fs->config.shared)
+		return inode->type == S_IFDIR ? inode->fs->config.names_age_s : 0;
 	return FS_TIMEOUT;
+}
+
+int passthrough_register(fuse_req_t req, struct inode *inode)
+{
+	return -EOPNOTSUPP;
+}
+
+bool passthrough_never(int err)
+{
+	return err == -EOPNOTSUPP;
 }
 
 #endif
@@ -420,7 +433,7 @@ double attr_timeout(struct inode *inode)
  * longer goes through FUSE, which asks for them again. This saves a GETATTR when a file is created, and another at the
  * first stat(2) after it is closed.
  */
-double attr_timeout_of(double timeout, const struct stat *st)
+double attr_timeout_of(const struct inode *inode, double timeout, const struct stat *st)
 {
-	return S_ISREG(st->st_mode) && !st->st_size ? FS_TIMEOUT : timeout;
+	return !inode->fs->config.shared && S_ISREG(st->st_mode) && !st->st_size ? FS_TIMEOUT : timeout;
 }

@@ -123,7 +123,7 @@ static bool knows_file(struct fs *fs, uint64_t fh)
 {
 	struct handle *h = handle_of(fs, fh);
 
-	return h && h->cfile;
+	return h && !h->dir;
 }
 
 static bool knows_dir(struct fs *fs, uint64_t fh)
@@ -149,6 +149,9 @@ int serve_unknown(struct fs *fs, const void *bytes)
 	case FUSE_FSYNC:
 	case FUSE_FALLOCATE:
 	case FUSE_LSEEK:
+	case FUSE_GETLK:
+	case FUSE_SETLK:
+	case FUSE_SETLKW:
 		return knows_file(fs, *first) ? 0 : -EBADF;
 	case FUSE_COPY_FILE_RANGE:
 	case OPCODE_COPY_FILE_RANGE_64:

@@ -4,6 +4,8 @@
  * The source itself is locked (flock(2)), which every daemon that shares it sees. But every user who may open the directory for
  * reading may take that lock. So root's daemons also lock a file in a directory that is root's alone, which decides among them.
  * A lock on the source does not keep root from mounting if no gaiafs of root's has it.
+ *
+ * Daemons with --source shared, of this machine and of others, share the lock: a directory has such daemons, or one that caches it.
  */
 #include "fuse/internal.h"
 
@@ -256,13 +258,19 @@ void source_lock_close(struct fs *fs)
 	fs->source_fd = fs->roots_lock_fd = -1;
 }
 
+/* Daemons for which it is a shared source do not keep each other away. */
+static int kind_of_lock(const struct fs *fs)
+{
+	return fs->config.shared ? LOCK_SH : LOCK_EX;
+}
+
 /* Take root's lock. 0 also where there is none. */
 static int trylock_roots(struct fs *fs)
 {
 	struct stat st;
 
 	while (fs->roots_lock_fd >= 0) {
-		if (flock(fs->roots_lock_fd, LOCK_EX | LOCK_NB))
+		if (flock(fs->roots_lock_fd, kind_of_lock(fs) | LOCK_NB))
 			return -errno;
 		if (fstat(fs->roots_lock_fd, &st) || st.st_nlink > 0)
 			return 0;
@@ -278,12 +286,16 @@ int source_trylock(struct fs *fs)
 
 	if (err)
 		return err;
-	if (!flock(fs->source_fd, LOCK_EX | LOCK_NB))
+	if (!flock(fs->source_fd, kind_of_lock(fs) | LOCK_NB))
 		return 0;
 	err = -errno;
+	if (fs->config.shared && err != -EWOULDBLOCK) {
+		log_warn("%s: cannot be locked (%s): nothing keeps a gaiafs from it that does not know that it is shared", fs->source, strerror(-err));
+		return 0;
+	}
 	if (err != -EWOULDBLOCK || fs->roots_lock_fd < 0 || !is_nobodys(fs))
 		return err;
 	/* It may be free by now. */
-	(void)flock(fs->source_fd, LOCK_EX | LOCK_NB);
+	(void)flock(fs->source_fd, kind_of_lock(fs) | LOCK_NB);
 	return 0;
 }

@@ -99,6 +99,8 @@ int fs_offer(struct fs *fs, int heir)
 	uint64_t version;
 	int err;
 
+	if (fs->config.shared)
+		why = "locks in a shared source cannot be handed over yet; unmount, and mount with the new program";
 	if (why) {
 		log_warn("%s: cannot be handed over: %s", fs->mountpoint, why);
 		free(p);

@@ -139,7 +139,7 @@ ON_TOP(bad_usage_is_one_line)
 	refused("--user-limit", "--user-limit pins=1 dir");
 	refused("--user-limit", "--user-limit clients=1x dir");
 	refused("--storage-io", "--storage-io often dir");
-	refused("--source", "--source shared dir");
+	refused("--source", "--source everybody dir");
 	refused("nonsense", "-o nonsense dir");
 }
 
@@ -167,6 +167,8 @@ ON_TOP(unknown_file_systems_are_one_line)
 	refused("--source exclusive", "full other");
 	shell_ok(top, "\"$GAIAFS\" --device none --source exclusive full other && test -f other/file && \"$GAIA\" umount other");
 	shell_ok(top, "\"$GAIAFS\" --device none --source local full other && test -f other/file && \"$GAIA\" umount other");
+	refused("--source shared", "full other");
+	shell_ok(top, "\"$GAIAFS\" --source shared full other && test -f other/file && \"$GAIA\" umount other");
 	shell_ok(top, "umount full");
 }
 

@@ -25,7 +25,7 @@ for file in bin/gaiafs bin/gaia sbin/mount.gaiafs sbin/mount.fuse.gaiafs sbin/um
 	grep -q "/$file\$" "$dir/list" || grep -q "$file\$" "$dir/list" || fail "$file is missing"
 done
 if command -v scdoc > /dev/null; then
-	for page in gaiafs.8 gaiafs-limits.7 mount.gaiafs.8 umount.fuse.gaiafs.8 gaia.1 gaiaclient.3 gaia_mmap.3 gaia_acquire_on.3 gaia_umap.3 gaia_uunmap.3; do
+	for page in gaiafs.8 gaiafs-limits.7 gaiafs-nodes.7 mount.gaiafs.8 umount.fuse.gaiafs.8 gaia.1 gaiaclient.3 gaia_mmap.3 gaia_acquire_on.3 gaia_umap.3 gaia_uunmap.3; do
 		grep -q "/$page\$" "$dir/list" || fail "man page $page is missing"
 	done
 fi

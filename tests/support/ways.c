@@ -16,7 +16,7 @@ char plain_dir[PATH_MAX];
 const char *way;
 
 /* Must last as long as the mount. */
-static const char *all_args[MAX_ARGS + 3];
+static const char *all_args[MAX_ARGS + 5];
 
 bool way_is(const char *name)
 {
@@ -40,10 +40,15 @@ static bool falls_back(void)
 void way_start_at(const char *backing, const char *plain, const char *const *args)
 {
 	struct mnt_options o = { .args = all_args, .backing = backing };
+	const char *source = getenv("GAIA_SOURCE");
 	int n = 0;
 
 	all_args[n++] = "--cpu-cache";
 	all_args[n++] = way;
+	if (source) {
+		all_args[n++] = "--source";
+		all_args[n++] = source;
+	}
 	for (int i = 0; args && args[i]; i++) {
 		cr_assert_lt(i, MAX_ARGS);
 		all_args[n++] = args[i];

@@ -1,0 +1,475 @@
+/*
+ * shared.c - files of a source that other machines change as well (--source shared).
+ *
+ * The file system below carries the bytes from machine to machine. So nothing of a file is kept here: no cfile, no page of home, and
+ * none of the kernel's pages of this mount. Each open file has a descriptor below, opened with the same flags, and
+ *
+ *	passthrough	the kernel reads, writes and maps the file below itself. Where it can: see passthrough.c
+ *	direct		each read(2) and write(2) becomes one of the descriptor below. Shared mappings are refused (ENODEV): the kernel would
+ *			keep their pages, and write whole ones back over what others have stored
+ *
+ * As in passthrough.c, an inode is open in one of the two ways at a time.
+ *
+ * The promise is that of close-to-open: what was written before a close, an fsync or an unlock is seen by whoever opens the file, or gets a
+ * lock on it, after that. For it the file below is asked for its attributes at open and when a lock is granted (shared_revalidate()), and
+ * what was written is stored at close and before a lock is given up (shared_store()).
+ */
+#include "base/counters.h"
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+/* Of open(2)'s flags those that the descriptor below has. (Not O_DIRECT: the kernel would ask for aligned memory.) */
+#define FLAGS_BELOW (O_ACCMODE | O_APPEND | O_SYNC | O_DSYNC)
+
+/* How often a name is tried that others make and remove all the time. */
+#define CREATE_TRIES 16
+
+void shared_init(struct fs *fs)
+{
+	struct statfs st;
+
+	fs->below_is_fuse = !fstatfs(fs->root.fd, &st) && (unsigned long)st.f_type == FUSE_SUPER_MAGIC;
+}
+
+/* ---- what others have changed ---- */
+
+static bool same_time(struct timespec a, struct timespec b)
+{
+	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+/*
+ * Whether the file may have changed since it was last looked at. A change may have come within the same tick of the server's clock; so
+ * times that are younger than the coarsest clock show nothing.
+ */
+static bool may_have_changed(struct inode *inode, const struct stat *st)
+{
+	const time_t coarse_s = 2;
+	bool changed;
+
+	pthread_mutex_lock(&inode->lock);
+	changed = !same_time(inode->seen_mtime, st->st_mtim) || !same_time(inode->seen_ctime, st->st_ctim) || inode->seen_size != st->st_size ||
+		  time(NULL) - st->st_mtim.tv_sec <= coarse_s;
+	inode->seen_mtime = st->st_mtim;
+	inode->seen_ctime = st->st_ctim;
+	inode->seen_size = st->st_size;
+	pthread_mutex_unlock(&inode->lock);
+	return changed;
+}
+
+int shared_revalidate(struct inode *inode, int fd)
+{
+	struct fs *fs = inode->fs;
+	struct stat st;
+	int err = inode_stat(fs, fd, &st);
+
+	count(CTR_shared_revalidations, 1);
+	if (err == -ENOENT || err == -ESTALE) {
+		inode_retire(inode);
+		return -ESTALE;
+	}
+	if (err)
+		return err;
+	/* Not all file systems behind FUSE forget by themselves what may be old. (Pages that are mapped stay.) */
+	if (may_have_changed(inode, &st) && fs->below_is_fuse)
+		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	return 0;
+}
+
+int shared_store(struct handle *h)
+{
+	int fd, err = 0;
+
+	if (!open_to_write(h->flags))
+		return 0;
+	/* File systems store what was written when a descriptor of the file is closed, whichever. */
+	fd = fcntl(h->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return fdatasync(h->fd) ? -errno : 0;
+	if (close(fd))
+		err = -errno;
+	return err;
+}
+
+/* ---- opening and closing ---- */
+
+/* Consumes @fd, the file below, also on failure. */
+static int new_handle(struct inode *inode, int flags, int fd, uid_t uid, struct handle **out)
+{
+	struct fs *fs = inode->fs;
+	struct handle *h;
+	int err, kept;
+
+	err = quota_take(fs->config.quota, QUOTA_shared_files, uid);
+	if (err)
+		goto close_fd;
+	/* Names change without us. So the inode keeps its descriptor, by which fstat(2) finds the file. */
+	kept = inode_fd_get(inode);
+	err = kept < 0 ? kept : -ENOMEM;
+	h = kept < 0 ? NULL : calloc(1, sizeof(*h));
+	if (!h)
+		goto put_fd;
+	*h = (struct handle){ .inode = inode, .flags = flags, .uid = uid, .fd = fd, .refs = 1, .appends = flags & O_APPEND };
+	pthread_mutex_init(&h->lock, NULL);
+	pthread_mutex_lock(&fs->lock);
+	err = id_table_add(&fs->handles, h, &h->id);
+	if (!err) {
+		inode->refs++;
+		inode->writers += open_to_write(flags);
+	}
+	pthread_mutex_unlock(&fs->lock);
+	if (err)
+		goto free_handle;
+	if (open_to_write(flags))
+		contents_written_by(inode, uid);
+	*out = h;
+	return 0;
+
+free_handle:
+	pthread_mutex_destroy(&h->lock);
+	free(h);
+put_fd:
+	if (kept >= 0)
+		inode_fd_put(inode);
+	quota_give(fs->config.quota, QUOTA_shared_files, uid);
+close_fd:
+	close(fd);
+	return err;
+}
+
+void shared_close(struct handle *h)
+{
+	locks_end_of_handle(h); /* if it had no RELEASE */
+	close(h->fd);
+	inode_fd_put(h->inode);
+	quota_give(h->inode->fs->config.quota, QUOTA_shared_files, h->uid);
+}
+
+/* Whether the file is open in passthrough, or can be: then it is from now on. inode->lock is held. */
+static bool pass_through(fuse_req_t req, struct inode *inode, int *err)
+{
+	*err = 0;
+	if (inode->never_passed)
+		return false;
+	if (!inode->passthrough_opens)
+		*err = passthrough_register(req, inode);
+	if (*err && passthrough_never(*err)) {
+		if (!atomic_exchange(&inode->fs->complained, true))
+			log_warn("a file could not be passed through: %s; such files are read and written by the daemon, and cannot be mapped shared",
+				 strerror(-*err));
+		inode->never_passed = true;
+		*err = 0;
+		return false;
+	}
+	inode->passthrough_opens += !*err;
+	return !*err;
+}
+
+/* Decide how the handle is open, and fill in the answer; on error the handle is closed. */
+static int tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
+{
+	struct inode *inode = h->inode;
+	int err = 0;
+
+	if (inode->fs->passthrough) {
+		pthread_mutex_lock(&inode->lock);
+		h->passthrough = pass_through(req, inode, &err);
+#if GAIA_HAVE_PASSTHROUGH
+		if (h->passthrough)
+			fi->backing_id = inode->backing_id;
+#endif
+		pthread_mutex_unlock(&inode->lock);
+	}
+	if (err) {
+		handle_close(h);
+		return err;
+	}
+	fi->fh = serve_told(h->id, "open.wrong_number");
+	fi->direct_io = !h->passthrough;
+	fi->keep_cache = 0;
+	fi->noflush = 0; /* locks end with it */
+	return 0;
+}
+
+static void shared_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct inode *inode = inode_of(req_fs(req), ino);
+	struct handle *h;
+	int fd = inode_fd_get(inode), below, err;
+
+	below = fd < 0 ? fd : open(fd_path(fd).text, (fi->flags & FLAGS_BELOW) | O_CLOEXEC);
+	err = fd < 0 ? fd : below < 0 ? -errno : shared_revalidate(inode, below);
+	if (fd >= 0)
+		inode_fd_put(inode);
+	if (err && below >= 0)
+		close(below);
+	if (!err)
+		err = new_handle(inode, fi->flags, below, fuse_req_ctx(req)->uid, &h);
+	if (!err)
+		err = tell(req, h, fi);
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_open(req, fi);
+}
+
+/*
+ * The file below for a CREATE. The kernel has not found the name a moment ago, and so does not look at the flags any more: if another
+ * machine has made the file since, O_TRUNC and the caller's rights are looked at here.
+ */
+static int create_below(int dir, const char *name, mode_t mode, int flags)
+{
+	const int common = O_NOFOLLOW | O_CLOEXEC | (flags & (O_APPEND | O_SYNC | O_DSYNC));
+	int fd, tries = 0;
+	struct stat st;
+
+	if (!name) {
+		fd = openat(dir, ".", O_TMPFILE | O_RDWR | common | (flags & O_EXCL), mode);
+		return fd < 0 ? -errno : fd;
+	}
+	do {
+		/* For reading as well, whatever its mode: its creator may do both. */
+		fd = openat(dir, name, O_CREAT | O_EXCL | O_RDWR | common, mode);
+		if (fd < 0 && errno == EEXIST && !(flags & O_EXCL))
+			fd = openat(dir, name, O_NONBLOCK | common | (flags & (O_ACCMODE | O_TRUNC)));
+	} while (fd < 0 && errno == ENOENT && !(flags & O_EXCL) && ++tries < CREATE_TRIES);
+	if (fd < 0)
+		return errno == ELOOP ? -ESTALE : -errno; /* ESTALE: the kernel looks again what the name is */
+	if (!fstat(fd, &st) && S_ISREG(st.st_mode))
+		return fd;
+	close(fd);
+	return -ESTALE;
+}
+
+static int create_as_caller(fuse_req_t req, struct inode *dir, const char *name, mode_t mode, int flags)
+{
+	int at = inode_fd_get(dir), fd, again;
+
+	fd = at < 0 ? at : cred_enter(req);
+	if (!fd) {
+		fd = create_below(at, name, mode, flags);
+		cred_leave(req);
+		/* With the caller's capability nothing is opened that exists already. */
+		if (cred_enter_capable(req, at, fd)) {
+			again = create_below(at, name, mode, flags | O_EXCL);
+			cred_leave(req);
+			fd = again == -EEXIST ? fd : again;
+		}
+	}
+	if (at >= 0)
+		inode_fd_put(dir);
+	return fd;
+}
+
+static void shared_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	struct inode *dir = inode_of(fs, parent), *inode;
+	bool named = !serve_is_tmpfile(), entered = false;
+	uid_t uid = fuse_req_ctx(req)->uid;
+	struct fuse_entry_param e;
+	struct handle *h;
+	struct stat st;
+	int below, fd, err;
+
+	err = named ? inode_room(fs, uid) : inode_removal_begin(fs, uid);
+	if (err)
+		goto fail;
+	below = create_as_caller(req, dir, named ? name : NULL, mode, fi->flags);
+	if (below < 0) {
+		err = below;
+		goto not_made;
+	}
+	fd = open(fd_path(below).text, O_PATH | O_CLOEXEC);
+	err = fd < 0 ? -errno : inode_enter(fs, fd, named ? dir : NULL, named ? name : NULL, &inode, &st);
+	if (err) {
+		close(below);
+		goto not_made;
+	}
+	if (!named)
+		inode_removal_end(fs, uid, inode);
+	entered = true;
+	err = new_handle(inode, fi->flags, below, uid, &h);
+	if (!err)
+		err = tell(req, h, fi);
+	if (err) {
+		inode_forget(inode, 1);
+		goto not_made;
+	}
+	entry_fill(inode, &st, &e);
+	fuse_reply_create(req, &e, fi);
+	return;
+
+not_made:
+	if (!named && !entered)
+		inode_removal_end(fs, uid, NULL);
+fail:
+	fuse_reply_err(req, -err);
+}
+
+/* An error that came where nobody could be told is reported with the next one. */
+static int with_owed(struct handle *h, int err)
+{
+	return err ? err : -atomic_exchange(&h->owed, 0);
+}
+
+static void shared_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct handle *h = req_handle(req, fi);
+	int err = with_owed(h, shared_store(h));
+
+	locks_end_of_owner(h->inode, fi->lock_owner);
+	fuse_reply_err(req, -err);
+}
+
+static void shared_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct handle *h = req_handle(req, fi);
+
+	passthrough_release(req, h);
+	locks_end_of_handle(h);
+	handle_close(h);
+	fuse_reply_err(req, 0);
+}
+
+/* ---- reading and writing ---- */
+
+/* Of a file that is passed through only advice to read ahead comes here: see op_read(). */
+static void shared_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	struct handle *h = req_handle(req, fi);
+	ssize_t n;
+	char *buf;
+
+	if (h->passthrough) {
+		(void)posix_fadvise(h->fd, off, (off_t)size, POSIX_FADV_WILLNEED);
+		fuse_reply_err(req, EIO);
+		return;
+	}
+	size = MIN(size, (size_t)FS_MAX_WRITE);
+	buf = malloc(size + !size);
+	if (!buf) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	n = pread(h->fd, buf, size, off);
+	if (n < 0)
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_buf(req, buf, (size_t)n);
+	free(buf);
+}
+
+/* The open file has O_APPEND or has it no more: so has the descriptor below. h->lock is held. */
+static int follow_append(struct handle *h, int flags)
+{
+	int below;
+
+	if (h->appends == !!(flags & O_APPEND))
+		return 0;
+	below = fcntl(h->fd, F_GETFL);
+	if (below < 0 || fcntl(h->fd, F_SETFL, (below & ~O_APPEND) | (flags & O_APPEND)))
+		return -errno;
+	h->appends = flags & O_APPEND;
+	return 0;
+}
+
+static void shared_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	struct handle *h = req_handle(req, fi);
+	int err = serve_clears_set_id() ? attr_clear_set_id(h->inode) : 0;
+	ssize_t n = 0;
+
+	contents_written_by(h->inode, fuse_req_ctx(req)->uid);
+	if (!err) {
+		pthread_mutex_lock(&h->lock);
+		err = follow_append(h, fi->flags);
+		pthread_mutex_unlock(&h->lock);
+	}
+	/* With O_APPEND the file below decides where its end is. */
+	if (!err)
+		err = AS_CALLER_MAY(req, (n = pwrite(h->fd, buf, size, off)) < 0);
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_write(req, (size_t)n);
+}
+
+int shared_truncate(struct inode *inode, const struct handle *h, off_t size)
+{
+	int fd, err;
+
+	if (h && open_to_write(h->flags))
+		return ftruncate(h->fd, size) ? -errno : 0;
+	fd = inode_fd_get(inode);
+	if (fd < 0)
+		return fd;
+	err = truncate(fd_path(fd).text, size) ? -errno : 0;
+	inode_fd_put(inode);
+	return err;
+}
+
+static void shared_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+	struct handle *h = req_handle(req, fi);
+	int err = (datasync ? fdatasync(h->fd) : fsync(h->fd)) ? -errno : 0;
+
+	fuse_reply_err(req, -with_owed(h, err));
+}
+
+static void shared_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi)
+{
+	struct handle *h = req_handle(req, fi);
+
+	contents_written_by(h->inode, fuse_req_ctx(req)->uid);
+	fuse_reply_err(req, -AS_CALLER_MAY(req, fallocate(h->fd, mode, off, len)));
+}
+
+static void shared_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
+{
+	off_t at = lseek(req_handle(req, fi)->fd, off, whence);
+
+	if (at < 0)
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_lseek(req, at);
+}
+
+static void shared_copy_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
+			      struct fuse_file_info *fi_out, size_t len, int flags)
+{
+	struct handle *from = req_handle(req, fi_in), *to = req_handle(req, fi_out);
+	ssize_t n = 0;
+	int err;
+
+	contents_written_by(to->inode, fuse_req_ctx(req)->uid);
+	err = AS_CALLER_MAY(req, (n = copy_file_range(from->fd, &off_in, to->fd, &off_out, len, (unsigned)flags)) < 0);
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_write(req, (size_t)n);
+}
+
+void shared_ops(struct fuse_lowlevel_ops *ops)
+{
+	ops->open = shared_open;
+	ops->create = shared_create;
+	ops->read = shared_read;
+	ops->write = shared_write;
+	ops->flush = shared_flush;
+	ops->release = shared_release;
+	ops->fsync = shared_fsync;
+	ops->fallocate = shared_fallocate;
+	ops->lseek = shared_lseek;
+	ops->copy_file_range = shared_copy_range;
+	ops->getlk = op_getlk;
+	ops->setlk = op_setlk;
+	ops->flock = op_flock;
+}

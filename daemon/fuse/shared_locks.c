@@ -1,0 +1,454 @@
+/*
+ * shared_locks.c - locks on files of a shared source are those of the files below, so that they hold on all machines.
+ *
+ * flock(2) is passed on to the open file's own descriptor below. Record locks belong to a process or, F_OFD_SETLK, to an open file: the
+ * kernel gives each such owner a number. An owner that has locks in a file has a descriptor of its own below, with locks of that open
+ * file (F_OFD_SETLK): so owners of this machine keep each other out, as those of others do. The descriptor is closed, and with it the
+ * locks end, when
+ *
+ *	the process closes any descriptor of the file	locks_end_of_owner()
+ *	the open file is closed				locks_end_of_handle(): it was the open file's, since a process that had locks by
+ *							way of it has closed its descriptors before
+ *	everything is unlocked
+ *
+ * A program that is killed closes everything. What a lock guards goes with it: to take one looks for what others have changed
+ * (shared_revalidate()), to give one up stores what was written first (shared_store()).
+ *
+ * A call that has to wait is carried out by a worker, which waits below. A signal ends the wait: to the caller (an INTERRUPT), and by
+ * that from us to the worker. The signal may come just before the worker's system call, and then does nothing: so it is sent again until
+ * the wait has ended. Each user has a number of such calls, and each has a thread: none waits for a turn behind another, since that one may
+ * be waiting for what the first one's program holds.
+ *
+ * If the file system below has no locks the call fails: the kernel's own would hold on this machine only.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#define INTERRUPTS_WAIT SIGUSR2 /* serve_start() has it do nothing but interrupt system calls */
+
+/* Lives while it is listed or used. */
+struct lock_owner {
+	/* Constant. */
+	uint64_t id;
+	uid_t uid;
+	int fd;
+
+	/* inode->lock. */
+	uint64_t handle; /* by which it came */
+	unsigned refs; /* one is that of the list */
+	bool listed;
+	UT_hash_handle hh; /* inode->lock_owners, by id */
+};
+
+/* A call that takes a lock. */
+struct lock_wait {
+	fuse_req_t req;
+	struct handle *handle;
+	uint64_t unique, came_ns;
+	uid_t uid;
+	struct lock_owner *owner; /* NULL: flock(2) */
+	struct flock record;
+	int op; /* of flock(2) */
+
+	/* interrupts.lock; once it waits. */
+	LIST_ENTRY(lock_wait) link;
+	pthread_t thread;
+	bool waits; /* @thread does */
+	bool interrupted;
+};
+
+/* ---- owners ---- */
+
+/* inode->lock is held here and in the next one. */
+static struct lock_owner *find_owner(struct inode *inode, uint64_t id)
+{
+	struct lock_owner *o;
+
+	HASH_FIND(hh, inode->lock_owners, &id, sizeof(id), o);
+	return o;
+}
+
+/* Whether that was the last reference: then the caller is to end it, without the lock. */
+static bool drop(struct lock_owner *o)
+{
+	return !--o->refs;
+}
+
+static void end_owner(struct inode *inode, struct lock_owner *o)
+{
+	close(o->fd);
+	quota_give(inode->fs->config.quota, QUOTA_lock_owners, o->uid);
+	free(o);
+}
+
+static void put_owner(struct inode *inode, struct lock_owner *o)
+{
+	bool last;
+
+	pthread_mutex_lock(&inode->lock);
+	last = drop(o);
+	pthread_mutex_unlock(&inode->lock);
+	if (last)
+		end_owner(inode, o);
+}
+
+static struct lock_owner *get_owner(struct inode *inode, uint64_t id)
+{
+	struct lock_owner *o;
+
+	pthread_mutex_lock(&inode->lock);
+	o = find_owner(inode, id);
+	if (o)
+		o->refs++;
+	pthread_mutex_unlock(&inode->lock);
+	return o;
+}
+
+/* The owner's locks end. It stays if another call of it is under way, which may get one. The caller has a reference. */
+static void forget_owner(struct inode *inode, struct lock_owner *o)
+{
+	const struct flock all = { .l_type = F_UNLCK, .l_whence = SEEK_SET };
+
+	(void)fcntl(o->fd, F_OFD_SETLK, &all);
+	pthread_mutex_lock(&inode->lock);
+	if (o->listed && o->refs == 2) {
+		HASH_DEL(inode->lock_owners, o);
+		o->listed = false;
+		o->refs--;
+	}
+	pthread_mutex_unlock(&inode->lock);
+}
+
+/*
+ * A descriptor for locks. Not for writing where the caller's is not: while there is one the file cannot be run. If the owner comes with one
+ * for writing later, it gets locks for reading only (ENOLCK).
+ */
+static int open_for_locks(const struct handle *h)
+{
+	bool write = open_to_write(h->flags);
+	int fd = inode_open(h->inode, write ? O_RDWR : O_RDONLY);
+
+	return fd < 0 && write ? inode_open(h->inode, O_WRONLY) : fd;
+}
+
+/* The owner, referenced; a new one if there is none yet. */
+static int make_owner(struct handle *h, uint64_t id, uid_t uid, struct lock_owner **out)
+{
+	struct inode *inode = h->inode;
+	struct quota *quota = inode->fs->config.quota;
+	struct lock_owner *o, *other;
+	int fd;
+
+	*out = get_owner(inode, id);
+	if (*out)
+		return 0;
+	if (quota_take(quota, QUOTA_lock_owners, uid)) /* logs */
+		return -ENOLCK;
+	fd = open_for_locks(h);
+	o = fd < 0 ? NULL : calloc(1, sizeof(*o));
+	if (!o) {
+		if (fd >= 0)
+			close(fd);
+		quota_give(quota, QUOTA_lock_owners, uid);
+		/* EACCES would mean to the caller that somebody has the lock. */
+		return fd >= 0 ? -ENOMEM : fd == -ESTALE || fd == -EIO ? fd : -ENOLCK;
+	}
+	*o = (struct lock_owner){ .id = id, .handle = h->id, .uid = uid, .fd = fd, .refs = 1 };
+	pthread_mutex_lock(&inode->lock);
+	other = find_owner(inode, id);
+	if (other) {
+		other->refs++;
+	} else {
+		o->refs++;
+		o->listed = true;
+		HASH_ADD(hh, inode->lock_owners, id, sizeof(o->id), o);
+	}
+	pthread_mutex_unlock(&inode->lock);
+	if (other)
+		end_owner(inode, o);
+	else
+		atomic_store(&h->locks, true);
+	*out = other ? other : o;
+	return 0;
+}
+
+void locks_end_of_owner(struct inode *inode, uint64_t owner)
+{
+	struct lock_owner *o = get_owner(inode, owner);
+
+	if (!o)
+		return;
+	forget_owner(inode, o);
+	put_owner(inode, o);
+}
+
+void locks_end_of_handle(struct handle *h)
+{
+	struct inode *inode = h->inode;
+	struct lock_owner *o, *next;
+
+	if (!atomic_exchange(&h->locks, false))
+		return;
+	do {
+		pthread_mutex_lock(&inode->lock);
+		HASH_ITER(hh, inode->lock_owners, o, next)
+			if (o->handle == h->id)
+				break;
+		if (o) {
+			o->handle = 0; /* looked at; handles' numbers are not 0 */
+			o->refs++;
+		}
+		pthread_mutex_unlock(&inode->lock);
+		if (o) {
+			forget_owner(inode, o);
+			put_owner(inode, o);
+		}
+	} while (o);
+}
+
+/* ---- taking and giving up ---- */
+
+/* Errors by which a file system says that it has no locks. */
+static int lock_errno(int err)
+{
+	return err == ENOSYS || err == EOPNOTSUPP || err == EBADF || err == EINVAL ? -ENOLCK : err == EACCES ? -EAGAIN : -err;
+}
+
+static int try_lock(const struct lock_wait *w)
+{
+	struct flock record = w->record;
+
+	if (w->owner)
+		return fcntl(w->owner->fd, F_OFD_SETLK, &record) ? lock_errno(errno) : 0;
+	return flock(w->handle->fd, w->op | LOCK_NB) ? lock_errno(errno) : 0;
+}
+
+static int wait_for_lock(const struct lock_wait *w)
+{
+	struct flock record = w->record;
+
+	if (w->owner)
+		return fcntl(w->owner->fd, F_OFD_SETLKW, &record) ? lock_errno(errno) : 0;
+	return flock(w->handle->fd, w->op) ? lock_errno(errno) : 0;
+}
+
+static bool gives_up(const struct lock_wait *w)
+{
+	return w->owner ? w->record.l_type == F_UNLCK : w->op == LOCK_UN;
+}
+
+/* Answer, and end the call. */
+static void finish(struct lock_wait *w, int err)
+{
+	struct handle *h = w->handle;
+	struct inode *inode = h->inode;
+
+	/* If the file is gone meanwhile, its lock is one all the same. */
+	if (!err && !gives_up(w))
+		(void)shared_revalidate(inode, h->fd);
+	if (w->owner) {
+		if (!err && gives_up(w) && !w->record.l_start && !w->record.l_len)
+			forget_owner(inode, w->owner);
+		put_owner(inode, w->owner);
+	}
+	fuse_reply_err(w->req, -err);
+	handle_close(h);
+}
+
+static void run_wait(void *arg)
+{
+	struct lock_wait *w = arg;
+	struct fs *fs = w->handle->inode->fs;
+	struct interrupts *in = &fs->interrupts;
+	sigset_t set, old;
+	bool over;
+	int err;
+
+	sigemptyset(&set);
+	sigaddset(&set, INTERRUPTS_WAIT);
+	pthread_mutex_lock(&in->lock);
+	w->thread = pthread_self();
+	w->waits = true;
+	over = w->interrupted;
+	pthread_mutex_unlock(&in->lock);
+	pthread_sigmask(SIG_UNBLOCK, &set, &old);
+	err = -EINTR;
+	while (err == -EINTR && !over) {
+		err = wait_for_lock(w);
+		pthread_mutex_lock(&in->lock);
+		over = w->interrupted;
+		pthread_mutex_unlock(&in->lock);
+	}
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	pthread_mutex_lock(&in->lock);
+	LIST_REMOVE(w, link);
+	pthread_mutex_unlock(&in->lock);
+	quota_give(fs->config.quota, QUOTA_lock_waits, w->uid);
+	finish(w, err);
+	serve_answered(LATENCY_request_other, w->came_ns);
+	busy_end(fs);
+	free(w);
+}
+
+static void kick(void *arg);
+
+/* To be called when a wait was interrupted. interrupts.lock is held. */
+static void start_kicking(struct fs *fs)
+{
+	if (fs->interrupts.kicking)
+		return;
+	fs->interrupts.kicking = true;
+	pool_submit(fs->lane[LANE_QUERY], kick, fs);
+}
+
+/* Wake the workers whose waits were interrupted until they have ended. */
+static void kick(void *arg)
+{
+	struct fs *fs = arg;
+	struct interrupts *in = &fs->interrupts;
+	useconds_t pause = 500, longest = 100000;
+	struct lock_wait *w;
+	bool any;
+
+	do {
+		any = false;
+		pthread_mutex_lock(&in->lock);
+		LIST_FOREACH(w, &in->lock_waits, link) {
+			any |= w->interrupted;
+			if (w->interrupted && w->waits)
+				pthread_kill(w->thread, INTERRUPTS_WAIT);
+		}
+		in->kicking = any;
+		pthread_mutex_unlock(&in->lock);
+		if (any)
+			usleep(pause);
+		pause = MIN(2 * pause, longest);
+	} while (any);
+}
+
+bool locks_interrupt(struct fs *fs, uint64_t unique)
+{
+	struct lock_wait *w;
+
+	LIST_FOREACH(w, &fs->interrupts.lock_waits, link)
+		if (w->unique == unique)
+			break;
+	if (!w)
+		return false;
+	w->interrupted = true;
+	start_kicking(fs);
+	return true;
+}
+
+void locks_interrupt_all(struct fs *fs)
+{
+	struct interrupts *in = &fs->interrupts;
+	struct lock_wait *w;
+
+	pthread_mutex_lock(&in->lock);
+	LIST_FOREACH(w, &in->lock_waits, link)
+		w->interrupted = true;
+	if (LIST_FIRST(&in->lock_waits))
+		start_kicking(fs);
+	pthread_mutex_unlock(&in->lock);
+}
+
+/* Hand the call to a worker. -ENOLCK: the user, or all users, have as many that wait as they may. */
+static int begin_waiting(struct lock_wait *w)
+{
+	struct fs *fs = w->handle->inode->fs;
+	struct interrupts *in = &fs->interrupts;
+	struct lock_wait *job;
+	int err;
+
+	if (quota_take(fs->config.quota, QUOTA_lock_waits, w->uid)) /* logs */
+		return -ENOLCK;
+	job = malloc(sizeof(*job));
+	err = !job ? -ENOMEM : busy_begin(fs, false) ? 0 : -ENOTCONN;
+	if (err) {
+		quota_give(fs->config.quota, QUOTA_lock_waits, w->uid);
+		free(job);
+		return err;
+	}
+	*job = *w;
+	job->came_ns = serve_later();
+	pthread_mutex_lock(&in->lock);
+	job->interrupted = was_interrupted(in, job->unique);
+	LIST_INSERT_HEAD(&in->lock_waits, job, link);
+	pthread_mutex_unlock(&in->lock);
+	lane_submit(fs, LANE_LOCK, job->uid, run_wait, job);
+	return 0;
+}
+
+/* Carry out a call, all of which is in @w. */
+static void lock_file(struct lock_wait *w, bool sleep)
+{
+	int err;
+
+	handle_keep(w->handle); /* until finish() */
+	if (gives_up(w)) {
+		err = shared_store(w->handle);
+		if (err)
+			atomic_store(&w->handle->owed, -err); /* the next close or fsync reports it */
+	}
+	err = try_lock(w);
+	if (err == -EAGAIN && sleep) {
+		err = begin_waiting(w);
+		if (!err)
+			return; /* run_wait() finishes it */
+	}
+	finish(w, err);
+}
+
+void op_setlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct flock *lock, int sleep)
+{
+	struct lock_wait w = { .req = req, .handle = req_handle(req, fi), .unique = serve_unique(), .uid = fuse_req_ctx(req)->uid, .record = *lock };
+	int err;
+
+	w.record.l_pid = 0; /* F_OFD_SETLK insists */
+	w.record.l_whence = SEEK_SET;
+	if (lock->l_type != F_UNLCK) {
+		err = make_owner(w.handle, fi->lock_owner, w.uid, &w.owner);
+	} else {
+		w.owner = get_owner(w.handle->inode, fi->lock_owner);
+		err = 0;
+	}
+	if (w.owner)
+		lock_file(&w, sleep);
+	else
+		fuse_reply_err(req, -err); /* 0: who has no lock gives none up */
+}
+
+void op_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, int op)
+{
+	struct lock_wait w = { .req = req, .handle = req_handle(req, fi), .unique = serve_unique(), .uid = fuse_req_ctx(req)->uid };
+
+	w.op = op & ~LOCK_NB;
+	lock_file(&w, !(op & LOCK_NB));
+}
+
+void op_getlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct flock *lock)
+{
+	struct handle *h = req_handle(req, fi);
+	struct lock_owner *o = get_owner(h->inode, fi->lock_owner);
+	struct flock record = *lock;
+	int err;
+
+	record.l_pid = 0;
+	record.l_whence = SEEK_SET;
+	err = fcntl(o ? o->fd : h->fd, F_OFD_GETLK, &record) ? lock_errno(errno) : 0;
+	if (o)
+		put_owner(h->inode, o);
+	/* The holder's process is not known: it may be on another machine. */
+	record.l_pid = 0;
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_lock(req, &record);
+}
