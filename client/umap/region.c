@@ -159,13 +159,15 @@ static char *map_memfd(int fd, char *at, uint64_t n)
 	return p;
 }
 
-static int map_views(struct umap_region *r, const struct gaia_umap_config *c)
+/* @view: reserved, and unmapped if this fails. */
+static int map_views(struct umap_region *r, char *view)
 {
 	int fd = memfd_create("gaia_umap", MFD_CLOEXEC), err;
-	char *view;
 
-	if (fd < 0)
-		return -errno;
+	if (fd < 0) {
+		err = -errno;
+		goto unmap_view;
+	}
 	if (ftruncate(fd, r->desk_length)) {
 		err = -errno;
 		goto close_fd;
@@ -184,30 +186,27 @@ static int map_views(struct umap_region *r, const struct gaia_umap_config *c)
 		err = -errno;
 		goto close_fd;	/* the caller unmaps it */
 	}
-	err = umap_reserve(r, c, &view);
-	if (err)
-		goto close_fd;
 	if (map_memfd(fd, view, r->view_length) == MAP_FAILED) {
 		err = -errno;
-		goto unmap_view;
+		goto close_fd;
 	}
 	err = umap_kernel_register(r->uffd, view, r->view_length);
 	if (err)
-		goto unmap_view;
+		goto close_fd;
 	if (mprotect(view, r->view_length, PROT_READ | (r->writable ? PROT_WRITE : 0))) {
 		err = -errno;
 		umap_kernel_unregister(r->uffd, view, r->view_length);
-		goto unmap_view;
+		goto close_fd;
 	}
 	r->view = view;
 	/* The mappings keep the memory. */
 	close(fd);
 	return 0;
 
-unmap_view:
-	munmap(view, r->view_length);
 close_fd:
 	close(fd);
+unmap_view:
+	munmap(view, r->view_length);
 	return err;
 }
 
@@ -240,7 +239,12 @@ static void free_region(struct umap_region *r)
 static int create_paged(struct umap_region *r, const struct gaia_umap_config *c)
 {
 	int err = set_budget(r, c);
+	char *view;
 
+	if (err)
+		return err;
+	/* First, since nothing may be mapped there that we need: an address that is given (GAIA_UMAP_FIXED) may be free until now. */
+	err = umap_reserve(r, c, &view);
 	if (err)
 		return err;
 	r->by_signal = c->flags & GAIA_UMAP_BY_SIGNAL;
@@ -248,10 +252,11 @@ static int create_paged(struct umap_region *r, const struct gaia_umap_config *c)
 	r->free = r->chosen_head = r->chosen_tail = NO_FRAME;
 	r->frame_of = calloc(r->pages, sizeof(r->frame_of[0]));
 	r->frames = calloc(r->n_frames, sizeof(r->frames[0]));
-	if (!r->frame_of || !r->frames)
-		return -ENOMEM;
-	err = set_policy(r, c->policy);
-	return err ? err : map_views(r, c);
+	err = r->frame_of && r->frames ? set_policy(r, c->policy) : -ENOMEM;
+	if (!err)
+		return map_views(r, view);
+	munmap(view, r->view_length);
+	return err;
 }
 
 static int new_region(const struct gaia_umap_config *c, struct umap_region **out)
