@@ -84,7 +84,8 @@ int umap_kernel_open_by_signal(struct umap_kernel *k)
 	}
 	if (fd < 0)
 		return err == -EMFILE || err == -ENFILE || err == -ENOMEM ? err : -ENOSYS;
-	k->by_signal = fd;
+	/* Whoever polls looks at it without a lock. */
+	__atomic_store_n(&k->by_signal, fd, __ATOMIC_RELEASE);
 	return 0;
 }
 
@@ -101,6 +102,7 @@ int umap_kernel_open(struct umap_kernel *k)
 	err = -errno;
 	if (k->pagemap < 0) {
 		close(k->uffd);
+		k->uffd = -1;
 		return err == -EMFILE || err == -ENFILE || err == -ENOMEM ? err : -ENOSYS;
 	}
 	if (ioctl(k->uffd, UFFDIO_API, &api) || ioctl(k->pagemap, DO_SCAN, &nothing) < 0) {

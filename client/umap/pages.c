@@ -315,7 +315,7 @@ int umap_fault(struct umap_region *r, uint64_t at, bool write, enum umap_how how
 	err = bring(r, page,
 		    r->advice == GAIA_UMAP_SEQUENTIAL || (r->advice == GAIA_UMAP_NORMAL && page == r->next_fault) ? 1 + r->ahead : 1,
 		    at, write && r->writable, how);
-	if (err != -EBUSY) {
+	if (err != -EBUSY || how != UMAP_QUICK) {
 		r->stats.faults++;
 		/* -ENOENT, -ESRCH: it has been unmapped meanwhile, or the process ends. */
 		if (err == -ENOENT || err == -ESRCH)

@@ -25,12 +25,13 @@ for sort in umap-sort umap-sort-compat; do
 	well $sort --make 8 --budget 64K --page-size 4K "$dir/numbers"
 	well $sort --make 1000008 --budget 512K --page-size 4K --threads 1 "$dir/numbers"
 done
+well umap-sort --by-threads --make 8M --budget 1M --page-size 16K "$dir/numbers"
 well umap-sort --mmap --make 8M "$dir/numbers"
 ! said=$("$examples/umap-sort" /dev/null 2>&1) || fail "it sorts no numbers: $said"
 
 well umap-bfs --make 14 --budget 256K --page-size 16K "$dir/graph"
 sum=$(grep -o 'reached.*' "$dir/said")
-for how in 'umap-bfs --budget 64K --page-size 4K --threads 4' 'umap-bfs --page-size 2M' 'umap-bfs --mmap' \
+for how in 'umap-bfs --budget 64K --page-size 4K --threads 4' 'umap-bfs --page-size 2M' 'umap-bfs --mmap' 'umap-bfs --by-threads --budget 64K --page-size 4K' \
 	'umap-bfs-compat --budget 256K --page-size 16K'; do
 	# shellcheck disable=SC2086 # words
 	well $how "$dir/graph"

@@ -247,6 +247,7 @@ Test(umap, nothing_exists_past_the_last_page)
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
 	pid = fork();
 	if (!pid) {
+		alarm(60);
 		rig_map(rig);
 		(void)*(volatile char *)(rig->view + 4095);
 		if (rig_stats(rig).faults == 1)

@@ -29,7 +29,7 @@
 #endif
 
 struct options {
-	bool use_mmap;
+	bool use_mmap, by_threads;
 	uint64_t page_size, budget; /* bytes; 0: the default */
 	unsigned threads;
 	uint64_t make; /* make the file first: how large, in the program's own unit. 0: it is there */
@@ -38,6 +38,7 @@ struct options {
 
 #define OPTIONS_TEXT                                                                                                                       \
 	"  --mmap             by mmap(2), to compare; without, by user-space paging\n"                                                    \
+	"  --by-threads       faults are served by threads of the library's, not by whoever touches\n"                                    \
 	"  --page-size BYTES  4K to 2M (64K)\n"                                                                                           \
 	"  --budget BYTES     of memory for pages of the file (the library's default)\n"                                                  \
 	"  --threads N        (2)\n"
@@ -61,7 +62,8 @@ static inline struct options parse_options(int argc, char **argv, const char *us
 	static const struct option longs[] = {
 		{"mmap", no_argument, NULL, 'm'},	   {"page-size", required_argument, NULL, 'p'},
 		{"budget", required_argument, NULL, 'b'},  {"threads", required_argument, NULL, 't'},
-		{"make", required_argument, NULL, 'c'},	   {"help", no_argument, NULL, 'h'},
+		{"make", required_argument, NULL, 'c'},	   {"by-threads", no_argument, NULL, 'y'},
+		{"help", no_argument, NULL, 'h'},
 		{NULL, 0, NULL, 0},
 	};
 	struct options options = {.page_size = 64 << 10, .threads = 2};
@@ -69,6 +71,7 @@ static inline struct options parse_options(int argc, char **argv, const char *us
 	for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
 		switch (c) {
 		case 'm': options.use_mmap = true; break;
+		case 'y': options.by_threads = true; break;
 		case 'p': options.page_size = parse_size(optarg); break;
 		case 'b': options.budget = parse_size(optarg); break;
 		case 't': options.threads = (unsigned)parse_size(optarg); break;
@@ -127,6 +130,8 @@ static inline void *map_memory(const struct options *options, int fd, size_t len
 		struct gaia_umap_config config = {
 			.size = sizeof(config),
 			.prot = prot,
+			/* These programs give no memory of theirs to system calls. */
+			.flags = options->by_threads ? 0 : GAIA_UMAP_BY_SIGNAL,
 			.page_size = options->page_size,
 			.budget = options->budget,
 			.segments = &segment,
