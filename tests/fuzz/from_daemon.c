@@ -2,7 +2,7 @@
  * from_daemon.c - what a daemon sends to the client library: replies to ioctls, and messages with descriptors.
  *
  * The library is to end the connection or refuse, and to keep no descriptor. One thread is the daemon: it takes a
- * connection, sends what the input says, and hangs up. The input: how long its first part is; the replies; the messages.
+ * connection, sends what the input says, and hangs up; and on all later connections at once. The input: how long its first part is; the replies; the messages.
  */
 #include "fuzz.h"
 
@@ -127,7 +127,16 @@ static void *be_daemon(void *arg)
 		FUZZ_CHECK(TEMP_FAILURE_RETRY(poll(p, 2, -1)) > 0);
 	while (!p[1].revents && TEMP_FAILURE_RETRY(recv(sock, &said, sizeof(said), MSG_DONTWAIT)) > 0);
 	close(sock);
-	return NULL;
+	/* Who connects again finds one that hangs up. */
+	p[0].fd = listener;
+	for (;;) {
+		FUZZ_CHECK(TEMP_FAILURE_RETRY(poll(p, 2, -1)) > 0);
+		if (p[1].revents)
+			return NULL;
+		sock = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+		FUZZ_CHECK(sock >= 0);
+		close(sock);
+	}
 }
 
 /* ---- replies ---- */
