@@ -134,6 +134,26 @@ struct times {
 	struct timespec ts[2];
 };
 
+int attr_look_at_owner(fuse_req_t req, struct inode *inode, int fd)
+{
+	uid_t caller = fuse_req_ctx(req)->uid;
+	struct stat st;
+	int err;
+
+	if (!inode->fs->config.shared)
+		return 0;
+	err = inode_stat(inode->fs, fd, &st);
+	if (err)
+		return gone_below(inode, err) ? -ESTALE : err;
+	/* Acting as the caller would be acting as the daemon's user. */
+	return !inode->fs->privileged && caller && st.st_uid != caller ? -EPERM : 0;
+}
+
+static struct cred_over over_file(int fd)
+{
+	return (struct cred_over){ .files = { fd }, .n_files = 1 };
+}
+
 static int set_times_below(void *arg)
 {
 	const struct times *t = arg;
@@ -141,8 +161,9 @@ static int set_times_below(void *arg)
 	return utimensat(t->fd, "", t->ts, AT_EMPTY_PATH) ? -errno : 0;
 }
 
-static int set_times(struct inode *inode, int fd, const struct stat *attr, int to_set)
+static int set_times(fuse_req_t req, struct inode *inode, int fd, const struct stat *attr, int to_set)
 {
+	const struct cred_over over = over_file(fd);
 	struct times t = { fd, { { .tv_nsec = UTIME_OMIT }, { .tv_nsec = UTIME_OMIT } } };
 	struct cfile *f;
 	int err;
@@ -156,6 +177,9 @@ static int set_times(struct inode *inode, int fd, const struct stat *attr, int t
 	else if (to_set & FUSE_SET_ATTR_MTIME)
 		t.ts[1] = attr->st_mtim;
 
+	/* Only the owner sets other times than now. */
+	if (inode->fs->config.shared && to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME))
+		return AS_CALLER_OVER(req, &over, false, utimensat(fd, "", t.ts, AT_EMPTY_PATH));
 	/* Later or running stores must not change the time again. */
 	if (t.ts[1].tv_nsec == UTIME_OMIT || inode->type != S_IFREG || !contents_cached(inode) ||
 	    contents_get(inode, &f))
@@ -170,7 +194,10 @@ static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set
 {
 	uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
 	gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
+	const struct cred_over over = over_file(fd);
 
+	if (req_fs(req)->config.shared && to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
+		return AS_CALLER_OVER(req, &over, false, fchownat(fd, "", uid, gid, AT_EMPTY_PATH));
 	return AS_CALLER_MAY(req, fchownat(fd, "", uid, gid, AT_EMPTY_PATH));
 }
 
@@ -201,8 +228,10 @@ static int store_before_set_id(struct inode *inode)
 	return err;
 }
 
-static int set_mode(struct inode *inode, int fd, mode_t mode)
+/* @req: NULL if the caller needs no right to it. */
+static int set_mode(fuse_req_t req, struct inode *inode, int fd, mode_t mode)
 {
+	const struct cred_over over = over_file(fd);
 	int err = 0;
 
 	if (inode->type == S_IFREG) {
@@ -210,7 +239,10 @@ static int set_mode(struct inode *inode, int fd, mode_t mode)
 		if (set_id_bits(mode))
 			err = store_before_set_id(inode);
 	}
-	if (!err && chmod(fd_path(fd).text, mode & 07777))
+	/* Without its capability the caller would lose the set-group-ID bit, and not be told. */
+	if (!err && req && inode->fs->config.shared)
+		err = AS_CALLER_OVER(req, &over, mode & S_ISGID, chmod(fd_path(fd).text, mode & 07777));
+	else if (!err && chmod(fd_path(fd).text, mode & 07777))
 		err = -errno;
 	return err;
 }
@@ -224,11 +256,11 @@ int attr_clear_set_id(struct inode *inode)
 	fd = inode_fd_get(inode);
 	if (fd < 0)
 		return fd;
-	err = fstat(fd, &st) ? -errno : 0;
+	err = inode_stat(inode->fs, fd, &st);
 	if (!err)
 		clear = set_id_bits(st.st_mode);
 	if (clear)
-		err = set_mode(inode, fd, st.st_mode & ~clear);
+		err = set_mode(NULL, inode, fd, st.st_mode & ~clear);
 	inode_fd_put(inode);
 	/* If we may write another user's file, but not change its mode, storing clears the bits below. */
 	return err == -EPERM && !inode->fs->privileged ? 0 : err;
@@ -245,7 +277,7 @@ static bool may_set_nothing(fuse_req_t req, struct inode *inode, int fd)
 	bool is_written;
 	struct stat st;
 
-	if (!caller || S_ISDIR(inode->type) || fstat(fd, &st) || st.st_uid == caller ||
+	if (!caller || S_ISDIR(inode->type) || inode_stat(inode->fs, fd, &st) || st.st_uid == caller ||
 	    !set_id_bits(st.st_mode))
 		return true;
 	pthread_mutex_lock(&inode->fs->lock);
@@ -268,13 +300,17 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		fuse_reply_err(req, -fd);
 		return;
 	}
+	if (to_set & (owner | FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME))
+		err = attr_look_at_owner(req, inode, fd);
 	/* Ownership first: changing it clears set-id bits, which the mode may set again. */
-	if (nothing && !may_set_nothing(req, inode, fd))
+	if (err)
+		;
+	else if (nothing && !may_set_nothing(req, inode, fd))
 		err = -EPERM;
 	else if (nothing || to_set & owner)
 		err = set_owner(req, fd, attr, to_set);
 	if (!err && to_set & FUSE_SET_ATTR_MODE)
-		err = set_mode(inode, fd, attr->st_mode);
+		err = set_mode(req, inode, fd, attr->st_mode);
 	if (to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_MODE))
 		attr_owner_changed(inode);
 	if (!err && to_set & FUSE_SET_ATTR_KILL_SUID) /* and set-gid: FATTR_KILL_SUIDGID */
@@ -283,7 +319,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		err = req_fs(req)->config.shared ? shared_truncate(inode, fi ? req_handle(req, fi) : NULL, attr->st_size) :
 						   set_size(req, inode, attr->st_size);
 	if (!err && to_set & times)
-		err = set_times(inode, fd, attr, to_set);
+		err = set_times(req, inode, fd, attr, to_set);
 	if (err)
 		fuse_reply_err(req, -err);
 	else

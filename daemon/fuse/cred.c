@@ -359,6 +359,43 @@ bool cred_enter_capable(fuse_req_t req, int fd, int err)
 	return false;
 }
 
+/* @caps, if the caller has each of them over all of @fds, of which there must be one. */
+static uint64_t caps_over(fuse_req_t req, uint64_t caps, const int *fds, unsigned n)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	uint64_t has = 0;
+
+	for (unsigned cap = 0; n && cap < 64; cap++) {
+		bool all = caps & CAP_BIT(cap);
+
+		for (unsigned i = 0; all && i < n; i++)
+			all = capable_of(ctx->pid, cap, fds[i]);
+		has |= all ? CAP_BIT(cap) : 0;
+	}
+	return has;
+}
+
+int cred_enter_over(fuse_req_t req, const struct cred_over *over)
+{
+	const struct powers *p = &req_fs(req)->powers;
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	uint64_t caps = 0;
+	struct cap_set set;
+	int err;
+
+	if (ctx->uid && ctx->pid && p->can_drop && acts_as(ctx->pid, ctx->uid))
+		caps = caps_over(req, CAP_BIT(CAP_DAC_OVERRIDE), over->dirs, over->n_dirs) |
+		       caps_over(req, CAP_BIT(CAP_FOWNER) | CAP_BIT(CAP_CHOWN) | CAP_BIT(CAP_FSETID), over->files, over->n_files);
+	err = cred_enter(req);
+	if (err || !caps)
+		return err;
+	set = with(p->user, caps);
+	err = take_caps(&set);
+	if (err)
+		cred_leave(req);
+	return err;
+}
+
 bool cred_is_whole(fuse_req_t req)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);

@@ -34,6 +34,7 @@ struct handed {
 	uint64_t came_ns; /* when it was received */
 	unsigned turns; /* how often its pages were found locked */
 	unsigned kib; /* taken from QUOTA_waiting_kib; 0: none, since the request must not be refused */
+	struct lock_call call; /* if serve_may_wait_for_lock() */
 	size_t size;
 	_Alignas(struct fuse_in_header) char bytes[];
 };
@@ -90,7 +91,7 @@ static enum lane lane_of(struct fs *fs, const struct fuse_in_header *in, uid_t *
 		return LANE_WRITE;
 	case FUSE_FLUSH:
 		h = handle_of(fs, ((const struct fuse_flush_in *)arg)->fh);
-		return (h->flags & O_ACCMODE) == O_RDONLY ? LANE_LOOK : LANE_CHANGE;
+		return (h->flags & O_ACCMODE) == O_RDONLY && !fs->config.shared ? LANE_LOOK : LANE_CHANGE;
 	case FUSE_SETXATTR:
 		return is_release(fs, in) ? LANES : LANE_CHANGE;
 	case FUSE_SETATTR:
@@ -133,11 +134,11 @@ static enum lane lane_of(struct fs *fs, const struct fuse_in_header *in, uid_t *
 
 /*
  * False for a write-back, whose bytes come from a program that may be gone, and for requests whose errors the
- * kernel does not report.
+ * kernel does not report; nor for the end of a process's locks, of which there would be no other.
  */
-static bool may_be_refused(const struct fuse_in_header *in, enum lane lane)
+static bool may_be_refused(const struct fs *fs, const struct fuse_in_header *in, enum lane lane)
 {
-	return lane != LANE_END &&
+	return lane != LANE_END && !(fs->config.shared && in->opcode == FUSE_FLUSH) &&
 	       !(in->opcode == FUSE_WRITE &&
 		 ((const struct fuse_write_in *)(in + 1))->write_flags & FUSE_WRITE_CACHE);
 }
@@ -169,6 +170,7 @@ static void carry_out(void *arg)
 	static __thread bool initialised;
 	struct handed *h = arg;
 	struct fs *fs = h->fs;
+	bool waits;
 	int err;
 
 	/*
@@ -183,7 +185,10 @@ static void carry_out(void *arg)
 	if (h->lane == LANE_HOME && put_off(h))
 		return;
 	request_came(h->came_ns);
+	waits = serve_may_wait_for_lock(fs, h->bytes); /* looked at before: opcodes are changed */
 	serve_request(fs, h->bytes, h->size);
+	if (waits)
+		locks_call_ends(fs, &h->call);
 	quota_give_many(fs->config.quota, QUOTA_waiting_kib, h->uid, h->kib);
 	free(h);
 	pthread_mutex_lock(&fs->lock);
@@ -203,7 +208,7 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 
 	if (lane == LANES)
 		return false;
-	if (!may_be_refused(in, lane))
+	if (!may_be_refused(fs, in, lane))
 		kib = 0;
 	err = quota_take_many(fs->config.quota, QUOTA_waiting_kib, uid, kib); /* logs */
 	/* If it is others who have used up the memory, a small request of a user who has little is not refused. */
@@ -216,6 +221,8 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 	h = xmalloc(sizeof(*h) + size);
 	*h = (struct handed){ .fs = fs, .uid = uid, .lane = lane, .kib = kib, .size = size, .came_ns = request_times.came_ns };
 	memcpy(h->bytes, request, size);
+	if (serve_may_wait_for_lock(fs, in))
+		locks_call_begins(fs, &h->call, in->unique);
 	pthread_mutex_lock(&fs->lock);
 	fs->n_handed++;
 	pthread_mutex_unlock(&fs->lock);

@@ -24,6 +24,9 @@
 /* More descriptors than this would only pin kernel memory. */
 #define MAX_FDS (64u << 10)
 
+/* In a shared source: how many directories above a file are opened again for it. Each takes some of the thread's stack. */
+#define MAX_DEPTH 4096
+
 /* After a peak of at least this many inodes, freed memory is given back to the system. */
 #define PEAK_WORTH_TRIMMING 8192
 
@@ -128,19 +131,24 @@ static void not_removed(struct inode *inode)
  * Open the file by a name that it had a moment ago. -ESTALE: the name leads to nothing, or to another file.
  * fs->lock is not held.
  */
-static int reopen(const struct inode_key *wanted, struct inode *parent, const char *name)
+static int reopen(const struct inode_key *wanted, mode_t type, struct inode *parent, const char *name)
 {
+	static __thread unsigned depth; /* of directories above that have to be opened, too */
 	struct inode_key key = { .dev = 0 };
-	struct stat st;
+	struct stat st = { .st_mode = 0 };
 	int dir, fd, err;
 
+	if (depth >= MAX_DEPTH && parent->fs->config.shared)
+		return -ENAMETOOLONG;
+	depth++;
 	dir = inode_fd_get(parent);
+	depth--;
 	if (dir < 0)
 		return dir;
 	fd = openat(dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	err = fd < 0 ? -errno : identify(parent->fs, fd, "", &st, &key);
 	inode_fd_put(parent);
-	if (!err && !same_file(&key, wanted))
+	if (!err && (!same_file(&key, wanted) || (st.st_mode & S_IFMT) != type))
 		err = -ESTALE;
 	if (!err)
 		return fd;
@@ -160,7 +168,7 @@ static int inode_reopen(struct inode *inode)
 
 	parent->refs++;
 	pthread_mutex_unlock(&fs->lock);
-	fd = name ? reopen(&key, parent, name) : -ENOMEM;
+	fd = name ? reopen(&key, inode->type, parent, name) : -ENOMEM;
 	pthread_mutex_lock(&fs->lock);
 	if (fd < 0 && (!name || (inode->parent == parent && !strcmp(inode->name, name))))
 		err = fd; /* it was not renamed meanwhile, so that is not the reason */
@@ -408,6 +416,14 @@ void inode_forget(struct inode *inode, uint64_t n)
 	inode_free_all(fs, dead);
 }
 
+/* Whether @dir is @inode, or below it, by the names that are known: then @inode cannot get one in it. fs->lock is held. */
+static bool is_below(const struct inode *dir, const struct inode *inode)
+{
+	while (dir && dir != inode)
+		dir = dir->parent;
+	return dir;
+}
+
 /* Consumes @name. Returns inodes to be freed, as inode_drop(); *@old: the former name, to be freed. fs->lock is held. */
 static struct inode *set_name(struct inode *inode, struct inode *parent, char *name, char **old)
 {
@@ -452,7 +468,12 @@ void inode_renamed(struct inode *inode, struct inode *parent, const char *name)
 
 	/* Without memory for the name the inode counts as nameless, and so keeps its descriptor. */
 	pthread_mutex_lock(&fs->lock);
-	dead = set_name(inode, copy ? parent : NULL, copy, &old);
+	if (fs->config.shared && is_below(parent, inode)) {
+		dead = NULL; /* see takes_name() */
+		old = copy;
+	} else {
+		dead = set_name(inode, copy ? parent : NULL, copy, &old);
+	}
 	pthread_mutex_unlock(&fs->lock);
 	free(old);
 	inode_free_all(fs, dead);
@@ -529,10 +550,15 @@ static bool is_successor(const struct inode *inode, int fd)
 	       memcmp(of_inode.bytes, of_fd.bytes, of_fd.head.handle_bytes) != 0;
 }
 
-/* Whether others may have given the file this name instead of the one that is known. */
-static bool renamed_below(const struct inode *inode, const struct inode *parent, const char *name)
+/*
+ * Whether the inode is to be known by this name from now on: it has none, or others may have given it this one instead. If it would be below
+ * itself, names of others between are old: then it keeps its own until these have been looked up.
+ */
+static bool takes_name(const struct inode *inode, const struct inode *parent, const char *name)
 {
-	return inode->fs->config.shared && (inode->parent != parent || strcmp(inode->name, name) != 0);
+	if (!inode->fs->config.shared)
+		return !inode->parent;
+	return (!inode->parent || inode->parent != parent || strcmp(inode->name, name) != 0) && !is_below(parent, inode);
 }
 
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
@@ -558,7 +584,7 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 
 	pthread_mutex_lock(&fs->lock);
 	HASH_FIND(hh, fs->inodes, &key, sizeof(key), inode);
-	if (inode && is_successor(inode, fd)) {
+	if (inode && (is_successor(inode, fd) || (fs->config.shared && inode->type != (st->st_mode & S_IFMT)))) {
 		retire(inode);
 		inode = NULL;
 	}
@@ -578,7 +604,7 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	}
 	if (!inode->lookups++)
 		inode->refs++;
-	if (copy && (!inode->parent || renamed_below(inode, parent, copy))) {
+	if (copy && takes_name(inode, parent, copy)) {
 		dead = set_name(inode, parent, copy, &old);
 		copy = old;
 	} else {

@@ -133,7 +133,7 @@ struct handle {
 	uid_t uid;	     /* the user who opened it; open directories count as this user's */
 	bool passthrough;    /* set before the kernel hears of the handle */
 	int fd;		     /* of files of a shared source, which have no cfile: the file below, as it was opened */
-	atomic_bool locks;   /* of these: record locks were taken by way of it */
+	atomic_bool locks;   /* of these: locks were taken by way of it */
 	atomic_int owed;     /* errno: an error from before that has not been reported to it yet; 0 */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
@@ -244,11 +244,18 @@ struct powers {
  */
 struct ioctl_job;
 struct lock_wait;
+/* A call that may come to wait for a lock, from when it was received until it waits or has ended. interrupts.lock. */
+struct lock_call {
+	uint64_t unique;
+	bool interrupted;
+	LIST_ENTRY(lock_call) link;
+};
 struct interrupts {
 	pthread_mutex_t lock;	/* a leaf, but for quotas and pools */
 	/* lock. */
 	struct ioctl_job *jobs; /* hash, by the request's number */
 	LIST_HEAD(, lock_wait) lock_waits; /* those that wait for a lock in a shared source */
+	LIST_HEAD(, lock_call) lock_calls; /* those that may come to wait */
 	bool kicking;		/* a worker wakes those of them that were interrupted */
 #define INTERRUPTS_EARLY 64u
 	uint64_t early[INTERRUPTS_EARLY]; /* the last ones for which no job was known */
@@ -537,6 +544,8 @@ void shared_init(struct fs *fs);
 int shared_revalidate(struct inode *inode, int fd);
 /* Have what was written through the handle stored where others see it. */
 int shared_store(struct handle *h);
+/* The same of whatever was written on this node, by any handle: to be called before a lock is given up. */
+int shared_store_writers(struct handle *h);
 int shared_truncate(struct inode *inode, const struct handle *h, off_t size);
 /* The part of handle_close() that concerns them. */
 void shared_close(struct handle *h);
@@ -546,10 +555,15 @@ void shared_close(struct handle *h);
 void op_getlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct flock *lock);
 void op_setlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct flock *lock, int sleep);
 void op_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, int op);
+/* Whether the process @owner has record locks, or had some. */
+bool locks_are_of(struct inode *inode, uint64_t owner);
 /* A descriptor of the process @owner has been closed: its record locks end. */
 void locks_end_of_owner(struct inode *inode, uint64_t owner);
 /* The last descriptor of the handle has been closed: those of it end that belong to the open file. */
 void locks_end_of_handle(struct handle *h);
+/* Around the time in which a FUSE_SETLKW is carried out, or waits for its turn: its INTERRUPT is not lost meanwhile. */
+void locks_call_begins(struct fs *fs, struct lock_call *call, uint64_t unique);
+void locks_call_ends(struct fs *fs, struct lock_call *call);
 /* The wait with this number, if it is one, is interrupted: false if it is none. interrupts.lock is held. */
 bool locks_interrupt(struct fs *fs, uint64_t unique);
 /* All waits are. */
@@ -569,6 +583,11 @@ ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino);
 /* Whether its file below is on a mount with @flag of statvfs(2) that the source's own mount does not have. */
 bool attr_mounted_with(struct inode *inode, unsigned long flag);
 
+/*
+ * To be called before something that only the owner of a file may do. The kernel has looked at the owner that it remembers; of a shared
+ * source that may be a former one. 0: have the call made as the caller; -EPERM.
+ */
+int attr_look_at_owner(fuse_req_t req, struct inode *inode, int fd);
 /* Clear set-id bits as a write by an unprivileged user does; the kernel leaves it to us. */
 int attr_clear_set_id(struct inode *inode);
 /* Whose it is, or who may write it, has changed perhaps: what its contents are shared with (--dedup) depends on that. */
@@ -699,6 +718,31 @@ bool cred_enter_capable(fuse_req_t req, int fd, int err);
 		}                                                                       \
 		res_;                                                                   \
 	})
+/* What a call changes, by descriptors (O_PATH): directories in which names change, and files whose owner may have it done. */
+struct cred_over {
+	int dirs[3], files[2];
+	unsigned n_dirs, n_files;
+};
+/* As cred_enter(), but with the caller's capabilities over all of these. To be called when they have been looked at anew (inode_stat()). */
+int cred_enter_over(fuse_req_t req, const struct cred_over *over);
+/*
+ * Of a shared source: make @call as the caller, so that the file system below looks whether it is allowed. The kernel has done so by
+ * attributes that may be old. If need be (@at_once: in any case) with the caller's capabilities. 0 or a negative errno.
+ */
+#define AS_CALLER_OVER(req, over, at_once, call)                                        \
+	({                                                                              \
+		int res_ = (at_once) ? -EPERM : cred_enter(req);                        \
+                                                                                        \
+		if (!(at_once) && !res_) {                                              \
+			res_ = (call) ? -errno : 0;                                     \
+			cred_leave(req);                                                \
+		}                                                                       \
+		if ((res_ == -EPERM || res_ == -EACCES) && !cred_enter_over(req, over)) {       \
+			res_ = (call) ? -errno : 0;                                     \
+			cred_leave(req);                                                \
+		}                                                                       \
+		res_;                                                                   \
+	})
 /*
  * Whether the caller of @req, which is not answered yet, may write the file behind @fd (O_PATH) now, by the caller's fsuid, fsgid
  * and groups as they are in the daemon's user namespace. Of capabilities only root's count, and only if root has them there. On any
@@ -756,6 +800,8 @@ void busy_end(struct fs *fs);
  * one that there is not (-EBADF).
  */
 int serve_unknown(struct fs *fs, const void *bytes);
+/* Whether it may come to wait for a lock in a shared source. */
+bool serve_may_wait_for_lock(const struct fs *fs, const void *bytes);
 /* Answer a request, which libfuse has not seen, with @err (negative). */
 void serve_refuse(struct fs *fs, const void *bytes, int err);
 /* @id, to be told the kernel; or, if @fault is armed, a number that names nothing. */

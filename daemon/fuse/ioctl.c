@@ -42,8 +42,11 @@ int lanes_start(struct fs *fs)
 {
 	for (unsigned i = 0; i < LANES; i++) {
 		const struct lane_kind *kind = &lane_kinds[i];
-		int err = pool_create(kind->name, kind->threads, &fs->lane[i]);
+		int err;
 
+		if (i == LANE_LOCK && !fs->config.shared)
+			continue;
+		err = pool_create(kind->name, kind->threads, &fs->lane[i]);
 		if (err)
 			return err;
 		pool_share(fs->lane[i], kind->each, kind->users);

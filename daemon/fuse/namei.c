@@ -266,6 +266,28 @@ fail:
 	fuse_reply_err(req, -err);
 }
 
+/*
+ * Rights in a directory of a shared source as they are now: of names in it the kernel has allowed the change by what it remembers, and the
+ * file system below may do no better.
+ */
+static void look_at_rights(fuse_req_t req, int dir)
+{
+	struct stat st;
+
+	if (fuse_req_ctx(req)->uid)
+		(void)inode_stat(req_fs(req), dir, &st);
+}
+
+static int link_below(fuse_req_t req, int fd, int dir, const char *name)
+{
+	const struct cred_over over = { .dirs = { dir }, .n_dirs = 1, .files = { fd }, .n_files = 1 };
+
+	if (!req_fs(req)->config.shared)
+		return AS_CALLER_MAY(req, linkat(AT_FDCWD, fd_path(fd).text, dir, name, AT_SYMLINK_FOLLOW));
+	look_at_rights(req, dir);
+	return AS_CALLER_OVER(req, &over, false, linkat(AT_FDCWD, fd_path(fd).text, dir, name, AT_SYMLINK_FOLLOW));
+}
+
 void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *newname)
 {
 	struct fs *fs = req_fs(req);
@@ -276,7 +298,7 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 	if (fd < 0 || dirfd < 0)
 		err = fd < 0 ? fd : dirfd;
 	else
-		err = AS_CALLER_MAY(req, linkat(AT_FDCWD, fd_path(fd).text, dirfd, newname, AT_SYMLINK_FOLLOW));
+		err = link_below(req, fd, dirfd, newname);
 	if (!err) {
 		dir_changed(dir);
 		contents_names_changed(inode);
@@ -299,6 +321,17 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 		inode_fd_put(dir);
 }
 
+/* @victim: NULL if it is not known. As the caller where others may have changed who owns what since the kernel has looked. */
+static int remove_below(fuse_req_t req, int dir, const struct inode *victim, const char *name, int flags)
+{
+	const struct cred_over over = { .dirs = { dir }, .n_dirs = 1, .files = { victim ? victim->fd : -1 }, .n_files = victim != NULL };
+
+	if (!req_fs(req)->config.shared)
+		return unlinkat(dir, name, flags) ? -errno : 0;
+	look_at_rights(req, dir);
+	return AS_CALLER_OVER(req, &over, false, unlinkat(dir, name, flags));
+}
+
 static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)
 {
 	struct fs *fs = req_fs(req);
@@ -313,8 +346,8 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int
 	victim = inode_known(fs, fd, name);
 	if (victim)
 		err = full = inode_removal_begin(fs, uid);
-	if (!err && unlinkat(fd, name, flags))
-		err = -errno;
+	if (!err)
+		err = remove_below(req, fd, victim, name, flags);
 	if (!err)
 		dir_changed(dir);
 	inode_fd_put(dir);
@@ -360,9 +393,26 @@ static int both_directories(const struct renaming *r)
 		       -1;
 }
 
-/* As the caller if that creates something: a whiteout. */
-static int rename_below(fuse_req_t req, const struct renaming *r)
+static int rename_as_caller(fuse_req_t req, const struct renaming *r, const struct inode *moved, const struct inode *other)
 {
+	struct cred_over over = { .dirs = { r->from_fd, r->to_fd }, .n_dirs = 2 };
+
+	if (moved)
+		over.files[over.n_files++] = moved->fd;
+	if (other)
+		over.files[over.n_files++] = other->fd;
+	if (moved && S_ISDIR(moved->type))
+		over.dirs[over.n_dirs++] = moved->fd; /* its ".." changes */
+	for (unsigned i = 0; i < over.n_dirs; i++)
+		look_at_rights(req, over.dirs[i]);
+	return AS_CALLER_OVER(req, &over, false, renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags));
+}
+
+/* As the caller if that creates something: a whiteout. */
+static int rename_below(fuse_req_t req, const struct renaming *r, const struct inode *moved, const struct inode *other)
+{
+	if (req_fs(req)->config.shared)
+		return rename_as_caller(req, r, moved, other);
 	if (!(r->flags & RENAME_WHITEOUT))
 		return AS_CALLER_MAY(req, renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags));
 	return AS_CALLER(req, both_directories(r), renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags));
@@ -380,7 +430,7 @@ static int rename_known(fuse_req_t req, const struct renaming *r)
 	if (replaces)
 		err = full = inode_removal_begin(fs, uid);
 	if (!err)
-		err = rename_below(req, r);
+		err = rename_below(req, r, moved, other);
 	if (!err) {
 		dir_changed(r->from);
 		dir_changed(r->to);

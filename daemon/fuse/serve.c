@@ -181,6 +181,11 @@ int serve_unknown(struct fs *fs, const void *bytes)
 	}
 }
 
+bool serve_may_wait_for_lock(const struct fs *fs, const void *bytes)
+{
+	return fs->config.shared && ((const struct fuse_in_header *)bytes)->opcode == FUSE_SETLKW;
+}
+
 static void refuse_unknown(struct fs *fs, const struct fuse_in_header *in, int err)
 {
 	if (log_may(&fs->unknown_pace))
@@ -254,6 +259,8 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 	struct fuse_buf buf = { .mem = bytes, .size = size };
 	const struct fuse_in_header *in = bytes;
 	int err = serve_unknown(fs, in);
+	struct lock_call call;
+	bool waits;
 
 	if (err) {
 		refuse_unknown(fs, in, err);
@@ -264,8 +271,13 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 		interrupt_request(fs, ((const struct fuse_interrupt_in *)(in + 1))->unique);
 		return;
 	}
+	waits = serve_may_wait_for_lock(fs, in);
+	if (waits)
+		locks_call_begins(fs, &call, in->unique);
 	look_at(&buf);
 	fuse_session_process_buf(fs->session, &buf);
+	if (waits)
+		locks_call_ends(fs, &call);
 	request_ends(in->opcode);
 }
 

@@ -98,18 +98,36 @@ int shared_store(struct handle *h)
 	return err;
 }
 
+int shared_store_writers(struct handle *h)
+{
+	struct inode *inode = h->inode;
+	struct fs *fs = inode->fs;
+	bool is_written;
+	int fd;
+
+	if (open_to_write(h->flags))
+		return shared_store(h);
+	pthread_mutex_lock(&fs->lock);
+	is_written = inode->writers;
+	pthread_mutex_unlock(&fs->lock);
+	if (!is_written)
+		return 0;
+	fd = inode_open(inode, O_WRONLY);
+	/* The file's mode may have changed since it was opened. */
+	if (fd < 0)
+		return fdatasync(h->fd) ? -errno : 0;
+	return close(fd) ? -errno : 0;
+}
+
 /* ---- opening and closing ---- */
 
-/* Consumes @fd, the file below, also on failure. */
+/* Consumes @fd, the file below, and one of @uid's QUOTA_shared_files, also on failure. */
 static int new_handle(struct inode *inode, int flags, int fd, uid_t uid, struct handle **out)
 {
 	struct fs *fs = inode->fs;
 	struct handle *h;
 	int err, kept;
 
-	err = quota_take(fs->config.quota, QUOTA_shared_files, uid);
-	if (err)
-		goto close_fd;
 	/* Names change without us. So the inode keeps its descriptor, by which fstat(2) finds the file. */
 	kept = inode_fd_get(inode);
 	err = kept < 0 ? kept : -ENOMEM;
@@ -139,7 +157,6 @@ put_fd:
 	if (kept >= 0)
 		inode_fd_put(inode);
 	quota_give(fs->config.quota, QUOTA_shared_files, uid);
-close_fd:
 	close(fd);
 	return err;
 }
@@ -153,8 +170,10 @@ void shared_close(struct handle *h)
 }
 
 /* Whether the file is open in passthrough, or can be: then it is from now on. inode->lock is held. */
-static bool pass_through(fuse_req_t req, struct inode *inode, int *err)
+static bool pass_through(fuse_req_t req, struct handle *h, int *err)
 {
+	struct inode *inode = h->inode;
+
 	*err = 0;
 	if (inode->never_passed)
 		return false;
@@ -169,6 +188,7 @@ static bool pass_through(fuse_req_t req, struct inode *inode, int *err)
 		return false;
 	}
 	inode->passthrough_opens += !*err;
+	inode->passthrough_writers += !*err && open_to_write(h->flags); /* passthrough_release() counts down */
 	return !*err;
 }
 
@@ -180,7 +200,7 @@ static int tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 
 	if (inode->fs->passthrough) {
 		pthread_mutex_lock(&inode->lock);
-		h->passthrough = pass_through(req, inode, &err);
+		h->passthrough = pass_through(req, h, &err);
 #if GAIA_HAVE_PASSTHROUGH
 		if (h->passthrough)
 			fi->backing_id = inode->backing_id;
@@ -200,18 +220,27 @@ static int tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 
 static void shared_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+	struct quota *quota = req_fs(req)->config.quota;
 	struct inode *inode = inode_of(req_fs(req), ino);
+	uid_t uid = fuse_req_ctx(req)->uid;
+	int fd, below, err = quota_take(quota, QUOTA_shared_files, uid);
 	struct handle *h;
-	int fd = inode_fd_get(inode), below, err;
 
+	if (err) {
+		fuse_reply_err(req, -err);
+		return;
+	}
+	fd = inode_fd_get(inode);
 	below = fd < 0 ? fd : open(fd_path(fd).text, (fi->flags & FLAGS_BELOW) | O_CLOEXEC);
 	err = fd < 0 ? fd : below < 0 ? -errno : shared_revalidate(inode, below);
 	if (fd >= 0)
 		inode_fd_put(inode);
 	if (err && below >= 0)
 		close(below);
-	if (!err)
-		err = new_handle(inode, fi->flags, below, fuse_req_ctx(req)->uid, &h);
+	if (err)
+		quota_give(quota, QUOTA_shared_files, uid);
+	else
+		err = new_handle(inode, fi->flags, below, uid, &h);
 	if (!err)
 		err = tell(req, h, fi);
 	if (err)
@@ -222,9 +251,9 @@ static void shared_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *f
 
 /*
  * The file below for a CREATE. The kernel has not found the name a moment ago, and so does not look at the flags any more: if another
- * machine has made the file since, O_TRUNC and the caller's rights are looked at here.
+ * machine has made the file since, O_TRUNC and the caller's rights are looked at here; or, without @may_open, by the kernel again (ESTALE).
  */
-static int create_below(int dir, const char *name, mode_t mode, int flags)
+static int create_below(int dir, const char *name, mode_t mode, int flags, bool may_open)
 {
 	const int common = O_NOFOLLOW | O_CLOEXEC | (flags & (O_APPEND | O_SYNC | O_DSYNC));
 	int fd, tries = 0;
@@ -237,6 +266,8 @@ static int create_below(int dir, const char *name, mode_t mode, int flags)
 	do {
 		/* For reading as well, whatever its mode: its creator may do both. */
 		fd = openat(dir, name, O_CREAT | O_EXCL | O_RDWR | common, mode);
+		if (fd < 0 && errno == EEXIST && !(flags & O_EXCL) && !may_open)
+			return -ESTALE;
 		if (fd < 0 && errno == EEXIST && !(flags & O_EXCL))
 			fd = openat(dir, name, O_NONBLOCK | common | (flags & (O_ACCMODE | O_TRUNC)));
 	} while (fd < 0 && errno == ENOENT && !(flags & O_EXCL) && ++tries < CREATE_TRIES);
@@ -250,15 +281,17 @@ static int create_below(int dir, const char *name, mode_t mode, int flags)
 
 static int create_as_caller(fuse_req_t req, struct inode *dir, const char *name, mode_t mode, int flags)
 {
+	/* An unprivileged daemon has only its own user's rights to give. */
+	bool may_open = req_fs(req)->privileged || fuse_req_ctx(req)->uid == geteuid();
 	int at = inode_fd_get(dir), fd, again;
 
 	fd = at < 0 ? at : cred_enter(req);
 	if (!fd) {
-		fd = create_below(at, name, mode, flags);
+		fd = create_below(at, name, mode, flags, may_open);
 		cred_leave(req);
 		/* With the caller's capability nothing is opened that exists already. */
 		if (cred_enter_capable(req, at, fd)) {
-			again = create_below(at, name, mode, flags | O_EXCL);
+			again = create_below(at, name, mode, flags | O_EXCL, may_open);
 			cred_leave(req);
 			fd = again == -EEXIST ? fd : again;
 		}
@@ -272,16 +305,20 @@ static void shared_create(fuse_req_t req, fuse_ino_t parent, const char *name, m
 {
 	struct fs *fs = req_fs(req);
 	struct inode *dir = inode_of(fs, parent), *inode;
-	bool named = !serve_is_tmpfile(), entered = false;
+	bool named = !serve_is_tmpfile();
 	uid_t uid = fuse_req_ctx(req)->uid;
 	struct fuse_entry_param e;
 	struct handle *h;
 	struct stat st;
 	int below, fd, err;
 
-	err = named ? inode_room(fs, uid) : inode_removal_begin(fs, uid);
+	/* Before the file is made: it would be left behind. */
+	err = quota_take(fs->config.quota, QUOTA_shared_files, uid);
 	if (err)
 		goto fail;
+	err = named ? inode_room(fs, uid) : inode_removal_begin(fs, uid);
+	if (err)
+		goto give;
 	below = create_as_caller(req, dir, named ? name : NULL, mode, fi->flags);
 	if (below < 0) {
 		err = below;
@@ -295,21 +332,23 @@ static void shared_create(fuse_req_t req, fuse_ino_t parent, const char *name, m
 	}
 	if (!named)
 		inode_removal_end(fs, uid, inode);
-	entered = true;
+	/* With it goes what was taken of the quota. */
 	err = new_handle(inode, fi->flags, below, uid, &h);
 	if (!err)
 		err = tell(req, h, fi);
 	if (err) {
 		inode_forget(inode, 1);
-		goto not_made;
+		goto fail;
 	}
 	entry_fill(inode, &st, &e);
 	fuse_reply_create(req, &e, fi);
 	return;
 
 not_made:
-	if (!named && !entered)
+	if (!named)
 		inode_removal_end(fs, uid, NULL);
+give:
+	quota_give(fs->config.quota, QUOTA_shared_files, uid);
 fail:
 	fuse_reply_err(req, -err);
 }
@@ -323,7 +362,8 @@ static int with_owed(struct handle *h, int err)
 static void shared_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct handle *h = req_handle(req, fi);
-	int err = with_owed(h, shared_store(h));
+	bool may_unlock = atomic_load(&h->locks) || locks_are_of(h->inode, fi->lock_owner);
+	int err = with_owed(h, may_unlock ? shared_store_writers(h) : shared_store(h));
 
 	locks_end_of_owner(h->inode, fi->lock_owner);
 	fuse_reply_err(req, -err);

@@ -21,6 +21,7 @@
  *
  * If the file system below has no locks the call fails: the kernel's own would hold on this machine only.
  */
+#include "base/fault.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
@@ -40,8 +41,10 @@ struct lock_owner {
 	int fd;
 
 	/* inode->lock. */
-	uint64_t handle; /* by which it came */
+	uint64_t handle; /* by which it last took a lock, or tried */
 	unsigned refs; /* one is that of the list */
+	unsigned calls; /* under way, each of which may take a lock */
+	unsigned ended; /* of them, since the beginning */
 	bool listed;
 	UT_hash_handle hh; /* inode->lock_owners, by id */
 };
@@ -110,14 +113,19 @@ static struct lock_owner *get_owner(struct inode *inode, uint64_t id)
 	return o;
 }
 
-/* The owner's locks end. It stays if another call of it is under way, which may get one. The caller has a reference. */
+/* The owner's locks end. It stays if a call of it is under way that may get one: call_ends() says whose it is. The caller has a reference. */
 static void forget_owner(struct inode *inode, struct lock_owner *o)
 {
 	const struct flock all = { .l_type = F_UNLCK, .l_whence = SEEK_SET };
+	unsigned ended;
 
+	pthread_mutex_lock(&inode->lock);
+	ended = o->ended;
+	pthread_mutex_unlock(&inode->lock);
 	(void)fcntl(o->fd, F_OFD_SETLK, &all);
 	pthread_mutex_lock(&inode->lock);
-	if (o->listed && o->refs == 2) {
+	/* A call that has ended meanwhile may have got a lock after that. */
+	if (o->listed && !o->calls && o->ended == ended) {
 		HASH_DEL(inode->lock_owners, o);
 		o->listed = false;
 		o->refs--;
@@ -137,7 +145,25 @@ static int open_for_locks(const struct handle *h)
 	return fd < 0 && write ? inode_open(h->inode, O_WRONLY) : fd;
 }
 
-/* The owner, referenced; a new one if there is none yet. */
+/* A call that takes a lock begins. inode->lock is held. */
+static void call_begins(struct lock_owner *o)
+{
+	o->refs++;
+	o->calls++;
+}
+
+/* It has ended. If the owner was forgotten meanwhile it ends with the handle, at the latest. */
+static void call_ends(struct lock_owner *o, struct handle *h)
+{
+	pthread_mutex_lock(&h->inode->lock);
+	o->calls--;
+	o->ended++;
+	o->handle = h->id;
+	pthread_mutex_unlock(&h->inode->lock);
+	atomic_store(&h->locks, true);
+}
+
+/* The owner, for a call that takes a lock; a new one if there is none yet. */
 static int make_owner(struct handle *h, uint64_t id, uid_t uid, struct lock_owner **out)
 {
 	struct inode *inode = h->inode;
@@ -145,8 +171,13 @@ static int make_owner(struct handle *h, uint64_t id, uid_t uid, struct lock_owne
 	struct lock_owner *o, *other;
 	int fd;
 
-	*out = get_owner(inode, id);
-	if (*out)
+	pthread_mutex_lock(&inode->lock);
+	o = find_owner(inode, id);
+	if (o)
+		call_begins(o);
+	pthread_mutex_unlock(&inode->lock);
+	*out = o;
+	if (o)
 		return 0;
 	if (quota_take(quota, QUOTA_lock_owners, uid)) /* logs */
 		return -ENOLCK;
@@ -162,20 +193,26 @@ static int make_owner(struct handle *h, uint64_t id, uid_t uid, struct lock_owne
 	*o = (struct lock_owner){ .id = id, .handle = h->id, .uid = uid, .fd = fd, .refs = 1 };
 	pthread_mutex_lock(&inode->lock);
 	other = find_owner(inode, id);
-	if (other) {
-		other->refs++;
-	} else {
-		o->refs++;
-		o->listed = true;
+	call_begins(other ? other : o);
+	if (!other) {
+		o->listed = true; /* the reference that it has */
 		HASH_ADD(hh, inode->lock_owners, id, sizeof(o->id), o);
 	}
 	pthread_mutex_unlock(&inode->lock);
 	if (other)
 		end_owner(inode, o);
-	else
-		atomic_store(&h->locks, true);
 	*out = other ? other : o;
 	return 0;
+}
+
+bool locks_are_of(struct inode *inode, uint64_t owner)
+{
+	bool are;
+
+	pthread_mutex_lock(&inode->lock);
+	are = find_owner(inode, owner);
+	pthread_mutex_unlock(&inode->lock);
+	return are;
 }
 
 void locks_end_of_owner(struct inode *inode, uint64_t owner)
@@ -252,7 +289,11 @@ static void finish(struct lock_wait *w, int err)
 	/* If the file is gone meanwhile, its lock is one all the same. */
 	if (!err && !gives_up(w))
 		(void)shared_revalidate(inode, h->fd);
+	if (!w->owner && !err)
+		atomic_store(&h->locks, true);
 	if (w->owner) {
+		if (!gives_up(w))
+			call_ends(w->owner, h);
 		if (!err && gives_up(w) && !w->record.l_start && !w->record.l_len)
 			forget_owner(inode, w->owner);
 		put_owner(inode, w->owner);
@@ -289,8 +330,8 @@ static void run_wait(void *arg)
 	pthread_mutex_lock(&in->lock);
 	LIST_REMOVE(w, link);
 	pthread_mutex_unlock(&in->lock);
-	quota_give(fs->config.quota, QUOTA_lock_waits, w->uid);
 	finish(w, err);
+	quota_give(fs->config.quota, QUOTA_lock_waits, w->uid);
 	serve_answered(LATENCY_request_other, w->came_ns);
 	busy_end(fs);
 	free(w);
@@ -332,6 +373,45 @@ static void kick(void *arg)
 	} while (any);
 }
 
+void locks_call_begins(struct fs *fs, struct lock_call *call, uint64_t unique)
+{
+	*call = (struct lock_call){ .unique = unique };
+	pthread_mutex_lock(&fs->interrupts.lock);
+	LIST_INSERT_HEAD(&fs->interrupts.lock_calls, call, link);
+	pthread_mutex_unlock(&fs->interrupts.lock);
+}
+
+void locks_call_ends(struct fs *fs, struct lock_call *call)
+{
+	pthread_mutex_lock(&fs->interrupts.lock);
+	LIST_REMOVE(call, link);
+	pthread_mutex_unlock(&fs->interrupts.lock);
+}
+
+/* The same for one that does not wait yet. */
+static bool interrupt_call(struct interrupts *in, uint64_t unique)
+{
+	struct lock_call *call;
+	bool any = false;
+
+	LIST_FOREACH(call, &in->lock_calls, link) {
+		call->interrupted |= call->unique == unique;
+		any |= call->unique == unique;
+	}
+	return any;
+}
+
+/* interrupts.lock is held. */
+static bool call_was_interrupted(const struct interrupts *in, uint64_t unique)
+{
+	struct lock_call *call;
+
+	LIST_FOREACH(call, &in->lock_calls, link)
+		if (call->unique == unique && call->interrupted)
+			return true;
+	return was_interrupted(in, unique);
+}
+
 bool locks_interrupt(struct fs *fs, uint64_t unique)
 {
 	struct lock_wait *w;
@@ -340,7 +420,7 @@ bool locks_interrupt(struct fs *fs, uint64_t unique)
 		if (w->unique == unique)
 			break;
 	if (!w)
-		return false;
+		return interrupt_call(&fs->interrupts, unique);
 	w->interrupted = true;
 	start_kicking(fs);
 	return true;
@@ -365,23 +445,30 @@ static int begin_waiting(struct lock_wait *w)
 	struct fs *fs = w->handle->inode->fs;
 	struct interrupts *in = &fs->interrupts;
 	struct lock_wait *job;
-	int err;
 
 	if (quota_take(fs->config.quota, QUOTA_lock_waits, w->uid)) /* logs */
 		return -ENOLCK;
 	job = malloc(sizeof(*job));
-	err = !job ? -ENOMEM : busy_begin(fs, false) ? 0 : -ENOTCONN;
-	if (err) {
+	if (!job) {
 		quota_give(fs->config.quota, QUOTA_lock_waits, w->uid);
-		free(job);
-		return err;
+		return -ENOMEM;
 	}
 	*job = *w;
-	job->came_ns = serve_later();
 	pthread_mutex_lock(&in->lock);
-	job->interrupted = was_interrupted(in, job->unique);
+	job->interrupted = call_was_interrupted(in, job->unique);
 	LIST_INSERT_HEAD(&in->lock_waits, job, link);
 	pthread_mutex_unlock(&in->lock);
+	(void)fault_point("lock.before_wait");
+	/* Listed before: whoever has the waits end (wait_idle()) finds it, or it does not begin. */
+	if (!busy_begin(fs, false)) {
+		pthread_mutex_lock(&in->lock);
+		LIST_REMOVE(job, link);
+		pthread_mutex_unlock(&in->lock);
+		quota_give(fs->config.quota, QUOTA_lock_waits, w->uid);
+		free(job);
+		return -ENOTCONN;
+	}
+	job->came_ns = serve_later();
 	lane_submit(fs, LANE_LOCK, job->uid, run_wait, job);
 	return 0;
 }
@@ -393,7 +480,7 @@ static void lock_file(struct lock_wait *w, bool sleep)
 
 	handle_keep(w->handle); /* until finish() */
 	if (gives_up(w)) {
-		err = shared_store(w->handle);
+		err = shared_store_writers(w->handle);
 		if (err)
 			atomic_store(&w->handle->owed, -err); /* the next close or fsync reports it */
 	}

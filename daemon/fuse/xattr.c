@@ -14,6 +14,7 @@
 #include <sys/xattr.h>
 
 #define ACL_ACCESS "system.posix_acl_access"
+#define ACL_DEFAULT "system.posix_acl_default"
 
 bool xattr_source_has_acl(int fd)
 {
@@ -136,13 +137,19 @@ static void reply_own(fuse_req_t req, struct inode *inode, unsigned name, size_t
 
 /* ---- the requests ---- */
 
+/* Whether only the owner may change it. Of a shared source the kernel may remember a former one, as of no other. */
+static bool is_owners(const struct fs *fs, const char *name)
+{
+	return fs->config.shared && (!strcmp(name, ACL_ACCESS) || !strcmp(name, ACL_DEFAULT));
+}
+
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size,
 		 int flags)
 {
 	struct fs *fs = req_fs(req);
 	struct inode *inode = inode_of(fs, ino);
 	/* As the caller, since an ACL that is set by a user outside the file's group clears set-gid. */
-	bool as_caller = !strcmp(name, ACL_ACCESS);
+	bool is_access = !strcmp(name, ACL_ACCESS), as_caller = is_access || is_owners(fs, name);
 	int fd, err;
 
 	if (!fs->writeback && (!strcmp(name, GAIA_XATTR_RELEASE) || !strcmp(name, GAIA_XATTR_RELEASEV))) {
@@ -154,14 +161,14 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 		return;
 	}
 	fd = inode_fd_get(inode);
-	err = fd < 0 ? fd : 0;
-	if (as_caller && inode->type == S_IFREG)
+	err = fd < 0 ? fd : is_owners(fs, name) ? attr_look_at_owner(req, inode, fd) : 0;
+	if (is_access && inode->type == S_IFREG)
 		access_keep(inode); /* setting an ACL changes the mode, too */
 	if (!err && as_caller)
 		err = AS_CALLER(req, fd, setxattr(fd_path(fd).text, name, value, size, flags));
 	else if (!err)
 		err = AS_CALLER_MAY(req, setxattr(fd_path(fd).text, name, value, size, flags));
-	if (as_caller)
+	if (is_access)
 		attr_owner_changed(inode);
 	if (fd >= 0)
 		inode_fd_put(inode);
@@ -259,8 +266,13 @@ void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 		err = is_own(name) ? -EPERM : -ENODATA;
 		inode_fd_put(inode);
 	} else if (!err) {
-		if (removexattr(fd_path(fd).text, name))
+		if (is_owners(req_fs(req), name)) {
+			err = attr_look_at_owner(req, inode, fd);
+			if (!err)
+				err = AS_CALLER(req, fd, removexattr(fd_path(fd).text, name));
+		} else if (removexattr(fd_path(fd).text, name)) {
 			err = -errno;
+		}
 		inode_fd_put(inode);
 	}
 	fuse_reply_err(req, -err);

@@ -229,6 +229,11 @@ EACH_WAY_BARE(fs_userns, its_root_changes_what_its_users_have)
 	INSIDE(write_f, 0);
 	INSIDE(set_group_f, 0);
 	cr_assert_eq(mode_of("f"), 02755u);
+	/* By CAP_FSETID alone: it owns the file, but is not in the group. */
+	SAME_OK(fchownat(at, "f", FIRST, OTHER, 0));
+	INSIDE(set_group_f, 0);
+	cr_assert_eq(mode_of("f"), 02755u);
+	SAME_OK(fchownat(at, "f", OTHER, OTHER, 0));
 	INSIDE(chmod_f, 0);
 	INSIDE(backdate_f, 0);
 	INSIDE(chown_f_to_stranger, EINVAL);

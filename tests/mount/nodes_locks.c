@@ -282,6 +282,32 @@ ALL(nodes_locks, what_was_written_before_an_unlock_is_read_after_a_lock)
 	close(reader);
 }
 
+/* The lock is another descriptor's than what it guards, which only that one stores. */
+ALL(nodes_locks, an_unlock_by_a_descriptor_for_reading_stores_what_was_written)
+{
+	char text[16];
+	int writer, locker;
+
+	put(0, "f", "text 000");
+	writer = open_at(0, "f", O_RDWR);
+	for (int i = 0; i < 2 * KINDS; i++) {
+		enum kind k = (enum kind)(i / 2);
+
+		locker = open_at(0, "f", O_RDONLY);
+		cr_assert_eq(lock(locker, k, LOCK_SH), 0);
+		snprintf(text, sizeof(text), "text %03d", i + 1);
+		cr_assert_eq(pwrite(writer, text, 8, 0), 8);
+		if (i % 2)
+			cr_assert_eq(lock(locker, k, LOCK_UN), 0);
+		else
+			cr_assert_eq(close(locker), 0);
+		has(1, "f", text);
+		if (i % 2)
+			close(locker);
+	}
+	close(writer);
+}
+
 /* ---- waiting ---- */
 
 static void nothing(int sig)
@@ -369,6 +395,34 @@ ALL(nodes_locks, the_mount_ends_while_a_call_waits)
 	(void)child_wait(child);
 	close(fd);
 }
+
+/* The call has found the lock taken, and is just about to wait. */
+static void the_mount_ends_while_a_call_begins_to_wait(void)
+{
+	struct player w = { .n = 1, .kind = FLOCK, .locked = gate_make() };
+	pid_t child;
+	int fd;
+
+	close(at[1]);
+	cr_assert_eq(mnt_unmount(&node[1]), 0);
+	setenv("GAIAFS_FAULTS", "lock.before_wait=delay:3000000us", 1);
+	cr_assert_eq(mnt_restart(&node[1]), 0);
+	unsetenv("GAIAFS_FAULTS");
+	at[1] = open(node[1].path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	put(0, "f", "text");
+	fd = open_at(0, "f", O_RDWR);
+	cr_assert_eq(lock(fd, FLOCK, LOCK_EX), 0);
+	child = child_start(wait_and_be_interrupted, &w);
+	cr_assert(gate_pass(w.locked));
+	wait_until(1, 1);
+	close(at[1]);
+	at[1] = -1;
+	cr_assert_eq(kill(node[1].daemon, SIGTERM), 0);
+	cr_assert_eq(mnt_wait(&node[1]), 0);
+	(void)child_wait(child);
+	close(fd);
+}
+ON(nodes_locks, the_mount_ends_while_a_call_begins_to_wait, direct, false, false, "0", "")
 
 #define EACH 64 /* QUOTA_lock_waits */
 static int wait_for_ever(void *arg)
