@@ -58,15 +58,9 @@ bool gate_holding(void)
 	return held.n;
 }
 
-/* It is about to come out whether the connection moves. If it has ended without having moved, it does not. The lock is held. */
-static bool is_undecided(const struct conn *c)
-{
-	return c->move == MOVE_MADE || (c->move == MOVE_ASKED && c->state != CONN_DEAD);
-}
-
 bool gate_lets(const struct conn *c, bool holding)
 {
-	return !is_undecided(c) || (c->move == MOVE_ASKED && holding && c->asked % 2);
+	return c->move == MOVE_NONE || (c->move == MOVE_ASKED && holding && c->asked % 2);
 }
 
 /* @st: of USE_START. The lock is held. */
@@ -79,7 +73,7 @@ static bool must_wait(const struct conn *c, enum use use, const struct start *st
 	case USE_START:
 		return !gate_lets(c, start_was_holding(st));
 	case USE_MAP_STAYING:
-		return is_undecided(c);
+		return c->move != MOVE_NONE;
 	case USE_RELEASE:
 	case USE_OTHER:
 		break;
@@ -153,7 +147,7 @@ bool conn_leave(struct conn *c, enum use use, int err)
 		count(-1);
 	c->staying -= use == USE_MAP_STAYING && err;
 	moves = c->moves;
-	while (err == -ENOTCONN && is_undecided(c))
+	while (err == -ENOTCONN && c->move != MOVE_NONE)
 		pthread_cond_wait(&c->changed, &gaia_lock);
 	again = err == -ENOTCONN && c->moves != moves && c->state == CONN_LIVE;
 	pthread_mutex_unlock(&gaia_lock);

@@ -195,7 +195,8 @@ struct conn_starts {
 
 enum conn_state { CONN_CONNECTING, CONN_LIVE, CONN_DEAD };
 
-/* Whether the mount goes to another daemon, see gate.c: the daemon has said that it may; it has gone, and the connection is made again. */
+/* Whether the mount goes to another daemon, see gate.c: the daemon has said that it may, as long as the connection is not DEAD; it has gone,
+ * and the connection is made again. */
 enum conn_move { MOVE_NONE, MOVE_ASKED, MOVE_MADE };
 
 /* Lives from conn_get() until the last conn_put(). */
