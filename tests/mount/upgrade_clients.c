@@ -909,51 +909,6 @@ EACH_WAY_BARE(upgrade_clients, an_heir_that_is_older_does_not_get_them)
 	close(fd);
 }
 
-/* It holds nothing when it says that it is ready, and something soon after: when the daemon has stopped receiving. */
-static int be_ready_and_acquire_again(void *arg)
-{
-	int fd = open_in_child("f", O_RDWR);
-	struct gaia_ioc_range io;
-	struct gaia_msg msg;
-	struct raw r;
-	uint64_t id;
-
-	CHILD_CHECK(raw_connect_with(fd, GAIA_FEATURES & ~GAIA_FEATURE_ANSWERS, &r));
-	id = raw_map(fd, &r, MIB, RW);
-	gate_open(told);
-	while (raw_receive(r.sock, &msg, NULL)) {
-		if (msg.kind == GAIA_MSG_MOVE) {
-			CHILD_CHECK(say_ready(&r, msg.seq, 0));
-			usleep(1000000);
-			io = raw_range(&r, id, PAGE, RW);
-			CHILD_CHECK(!ioctl(fd, GAIA_IOC_ACQUIRE, &io));
-		} else if (msg.kind == GAIA_MSG_STAY) {
-			if (!rounds->n++)
-				return 0;
-		}
-	}
-	return 1;
-}
-
-/* However long the daemon may wait for clients, it does not stop receiving again and again. */
-static void upgrade_clients_programs_wait_once(void);
-WAY_TEST(upgrade_clients, programs_wait_once, writeback, way_bare_writeback)
-static void upgrade_clients_programs_wait_once(void)
-{
-	pid_t pid;
-
-	rounds_make();
-	told = gate_make();
-	setenv("GAIAFS_FAULTS", "upgrade.pause=delay:11000000us", 1);
-	way_start(sims);
-	unsetenv("GAIAFS_FAULTS");
-	close(sized_file());
-	pid = child_start(be_ready_and_acquire_again, NULL);
-	cr_assert(gate_pass(told));
-	refused("--wait 3600", "1 program has not let go");
-	cr_assert_eq(child_wait(pid), 0);
-}
-
 EACH_WAY(upgrade_clients, one_that_is_ready_has_moved)
 {
 	int fd = sized_file();
