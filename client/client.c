@@ -237,7 +237,7 @@ static int acquire_now(struct mapping *m, const struct gaia_ioc_range *io)
 static int release_now(struct mapping *m, struct gaia_ioc_range *io)
 {
 	const struct gaia_list_range range = range_of(io);
-	int err;
+	int err, push_err = 0;
 
 	starts_settle(m, &range, 1);
 	atomic_thread_fence(memory_order_seq_cst);
@@ -245,7 +245,7 @@ static int release_now(struct mapping *m, struct gaia_ioc_range *io)
 		err = mapping_enter(m, USE_RELEASE);
 		if (err)
 			return err;
-		err = m->sides ? sides_release(m, &range, 1) : range_release(m, io);
+		err = m->sides ? sides_release(m, &range, 1, &push_err) : range_release(m, io, &push_err);
 	} while (mapping_leave(m, USE_RELEASE, err));
 	return err;
 }
@@ -422,13 +422,13 @@ int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
 
 static int release_list_now(struct mapping *m, const struct gaia_list_range *list, size_t n)
 {
-	int err;
+	int err, push_err = 0;
 
 	do {
 		err = mapping_enter(m, USE_RELEASE);
 		if (err)
 			return err;
-		err = m->sides ? sides_release(m, list, n) : list_release(m, list, n);
+		err = m->sides ? sides_release(m, list, n, &push_err) : list_release(m, list, n, &push_err);
 	} while (mapping_leave(m, USE_RELEASE, err));
 	return err;
 }

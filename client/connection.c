@@ -86,10 +86,20 @@ void conn_kill(struct conn *c, int error)
 	c->state = CONN_DEAD;
 	c->error = error;
 	/* Nobody will say how it came out. */
-	if (c->move == MOVE_ASKED)
+	if (c->move == MOVE_ASKED) {
 		c->move = MOVE_NONE;
+		gate_let_in(c);
+	}
 	shutdown(c->sock, SHUT_RDWR);
 	pthread_cond_broadcast(&c->changed);
+}
+
+int conn_say(struct conn *c, const struct gaia_msg *msg)
+{
+	int err = wire_send(c->sock, msg);
+
+	/* The daemon has ended. It may have handed the mount over and said so: that comes next, or the end. */
+	return c->move == MOVE_ASKED ? 0 : err;
 }
 
 /*
@@ -102,7 +112,7 @@ static int answer(struct conn *c, const struct gaia_msg *msg, int err)
 
 	if (msg->kind == GAIA_MSG_REVOKE) {
 		answer.kind = GAIA_MSG_REVOKED;
-		return err ? err : wire_send(c->sock, &answer);
+		return err ? err : conn_say(c, &answer);
 	}
 	if (!(c->features & GAIA_FEATURE_ANSWERS))
 		return err;
@@ -110,7 +120,7 @@ static int answer(struct conn *c, const struct gaia_msg *msg, int err)
 		c->refused = msg->seq;
 	answer.kind = GAIA_MSG_GRANTED;
 	answer.error = -err;
-	return wire_send(c->sock, &answer);
+	return conn_say(c, &answer);
 }
 
 static bool is_of_moving(const struct gaia_msg *msg)
@@ -124,6 +134,9 @@ static int serve_one(struct conn *c)
 	struct gaia_msg msg;
 	int err, failed;
 
+	/* What was sent before that can still be received, and must not count. */
+	if (c->state == CONN_DEAD)
+		return c->error;
 	err = wire_receive(c->sock, false, &msg, c->fd, &c->n_fds);
 	if (err == -EAGAIN)
 		return 0;
@@ -238,7 +251,6 @@ static int new_conn(dev_t dev, struct conn **out)
 	}
 	c->dev = dev;
 	c->refs = 1;
-	c->features = GAIA_FEATURES;
 	LIST_INIT(&c->files);
 	TAILQ_INIT(&c->lists.used);
 	pthread_cond_init(&c->changed, NULL);
@@ -250,8 +262,8 @@ static int new_conn(dev_t dev, struct conn **out)
 
 static int connect_conn(struct conn *c, int fd)
 {
-	uint64_t seq;
-	int err = wire_handshake(c->sock, fd, &c->key, &seq, &c->features);
+	uint64_t seq, features = GAIA_FEATURES;
+	int err = wire_handshake(c->sock, fd, &c->key, &seq, &features);
 
 	if (err == -ESTALE) {
 		pthread_mutex_lock(&gaia_lock);
@@ -259,11 +271,12 @@ static int connect_conn(struct conn *c, int fd)
 		err = make_socket(c);
 		pthread_mutex_unlock(&gaia_lock);
 		if (!err)
-			err = wire_handshake(c->sock, fd, &c->key, &seq, &c->features);
+			err = wire_handshake(c->sock, fd, &c->key, &seq, &features);
 	}
 	if (err)
 		return err == -ESTALE ? -ENOTCONN : err;
 	c->seq = seq;
+	c->features = features;
 	return start_thread(&c->thread, conn_thread, c, "gaia");
 }
 

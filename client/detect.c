@@ -84,8 +84,11 @@ void detect_message(struct mapping *m, const struct gaia_msg *msg, bool placed)
 
 void detect_moved(struct mapping *m)
 {
-	if (m->detect)
-		memset(m->detect->placed, 0, m->span / GAIA_CHUNK * sizeof(m->detect->placed[0]));
+	if (!m->detect)
+		return;
+	pthread_mutex_lock(&gaia_lock);
+	memset(m->detect->placed, 0, m->span / GAIA_CHUNK * sizeof(m->detect->placed[0]));
+	pthread_mutex_unlock(&gaia_lock);
 }
 
 /* ---- the memory stays while it is looked at ---- */

@@ -7,12 +7,18 @@
  * everything anew at the next daemon, alone: nobody is inside then (move.c).
  *
  * A thread that holds something may need more before it gives that back. Who acquired what cannot be known; so at first threads that have acquired
- * more often than released, go on. If that leads nowhere the daemon asks again after a moment, and then all wait; and so on in turn.
+ * more often than released, go on, and so do the acquires that they have started. If that leads nowhere the daemon asks again after a moment, and then
+ * all wait; and so on in turn.
  *
  * A call that came to the next daemon with the old key has failed there (ENOTCONN) and has done nothing: it is made again. A mapping that held
  * something then would have kept the mount from going over.
  */
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -46,41 +52,85 @@ void gate_forked(struct conn *c)
 	held.n = 0;
 }
 
-/* The lock is held. */
-static bool must_wait(struct conn *c, enum use use)
+bool gate_holding(void)
 {
-	if (c->move != MOVE_ASKED)
-		return c->move == MOVE_MADE;
 	count(0);
+	return held.n;
+}
+
+bool gate_lets(const struct conn *c, bool holding)
+{
+	return c->move == MOVE_NONE || (c->move == MOVE_ASKED && holding && c->asked % 2);
+}
+
+/* @st: of USE_START. The lock is held. */
+static bool must_wait(const struct conn *c, enum use use, const struct start *st)
+{
 	switch (use) {
 	case USE_ACQUIRE:
-		return c->asked % 2 == 0 || !held.n;
 	case USE_MAP:
-	case USE_MAP_STAYING:
+		return !gate_lets(c, gate_holding());
 	case USE_START:
-		return true;
+		return !gate_lets(c, start_was_holding(st));
+	case USE_MAP_STAYING:
+		return c->move != MOVE_NONE;
 	case USE_RELEASE:
 	case USE_OTHER:
 		break;
 	}
-	return false;
+	return c->move == MOVE_MADE;
 }
 
-int conn_enter(struct conn *c, enum use use)
+/* Wait until somebody is let in, or for a while: 0, or -EINTR: the thread has caught a signal. The lock is held, but not meanwhile. */
+static int wait_outside(struct conn *c)
+{
+	/* After a signal the kernel goes on with a wait that has no limit. */
+	const struct timespec limit = { .tv_sec = 10 };
+	uint32_t let_in = c->let_in;
+	int err = 0;
+
+	pthread_mutex_unlock(&gaia_lock);
+	if (syscall(SYS_futex, &c->let_in, FUTEX_WAIT_PRIVATE, let_in, &limit, NULL, 0) && errno == EINTR)
+		err = -EINTR;
+	pthread_mutex_lock(&gaia_lock);
+	return err;
+}
+
+void gate_let_in(struct conn *c)
+{
+	c->let_in++;
+	syscall(SYS_futex, &c->let_in, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+	pthread_cond_broadcast(&c->changed);
+	starts_go_on();
+}
+
+static int enter(struct conn *c, enum use use, const struct start *st)
 {
 	int err = 0;
 
 	pthread_mutex_lock(&gaia_lock);
-	while (must_wait(c, use))
-		pthread_cond_wait(&c->changed, &gaia_lock);
+	/* Who waits for a cancelled one may hold what keeps the mount. */
+	while (!err && must_wait(c, use, st) && !(st && start_is_cancelled(st))) {
+		if (use == USE_ACQUIRE)
+			err = wait_outside(c);
+		else
+			pthread_cond_wait(&c->changed, &gaia_lock);
+	}
 	if (c->state == CONN_DEAD) {
 		err = -ENOTCONN;
-	} else {
+	} else if (st && start_is_cancelled(st)) {
+		err = -ECANCELED;
+	} else if (!err) {
 		c->calls++;
 		c->staying += use == USE_MAP_STAYING;
 	}
 	pthread_mutex_unlock(&gaia_lock);
 	return err;
+}
+
+int conn_enter(struct conn *c, enum use use)
+{
+	return enter(c, use, NULL);
 }
 
 bool conn_leave(struct conn *c, enum use use, int err)
@@ -104,15 +154,24 @@ bool conn_leave(struct conn *c, enum use use, int err)
 	return again;
 }
 
-int mapping_enter(struct mapping *m, enum use use)
+/* As enter() with @err. */
+static int mapping_entered(struct mapping *m, enum use use, int err)
 {
-	int err = conn_enter(m->conn, use);
-
 	if (err || !m->lost)
 		return err;
 	err = m->lost;
 	(void)conn_leave(m->conn, use, err);
 	return error_of_lost(err);
+}
+
+int mapping_enter(struct mapping *m, enum use use)
+{
+	return mapping_entered(m, use, enter(m->conn, use, NULL));
+}
+
+int mapping_enter_start(struct mapping *m, const struct start *st)
+{
+	return mapping_entered(m, USE_START, enter(m->conn, USE_START, st));
 }
 
 bool mapping_leave(struct mapping *m, enum use use, int err)
@@ -141,10 +200,10 @@ int gate_message(struct conn *c, const struct gaia_msg *msg)
 			c->move = MOVE_ASKED;
 			c->asked++;
 		}
-		return wire_send(c->sock, &answer);
+		return conn_say(c, &answer);
 	case GAIA_MSG_STAY:
 		c->move = MOVE_NONE;
-		starts_go_on();
+		gate_let_in(c);
 		return 0;
 	default:
 		if (c->move != MOVE_ASKED)
@@ -166,6 +225,5 @@ void gate_open(struct conn *c, bool moved)
 	c->moves += moved;
 	moves_made += moved;
 	c->asked = 0;
-	starts_go_on();
-	pthread_cond_broadcast(&c->changed);
+	gate_let_in(c);
 }

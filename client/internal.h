@@ -55,6 +55,7 @@ struct detect_runs;
 struct held_chunk;
 struct mapping;
 struct sides;
+struct start;
 
 /* What differs between kinds of devices. Functions return 0 or a negative errno. Chunk k of a mapping is at
  * base + k * GAIA_CHUNK. */
@@ -194,7 +195,8 @@ struct conn_starts {
 
 enum conn_state { CONN_CONNECTING, CONN_LIVE, CONN_DEAD };
 
-/* Whether the mount goes to another daemon, see gate.c: the daemon has said that it may; it has gone, and the connection is made again. */
+/* Whether the mount goes to another daemon, see gate.c: the daemon has said that it may, as long as the connection is not DEAD; it has gone,
+ * and the connection is made again. */
 enum conn_move { MOVE_NONE, MOVE_ASKED, MOVE_MADE };
 
 /* Lives from conn_get() until the last conn_put(). */
@@ -205,7 +207,7 @@ struct conn {
 	/* Constant once LIVE for those inside (gate.c). Written by the connection's thread. */
 	int sock;		/* -1 in a child of fork(); written with gaia_lock held */
 	struct gaia_client_key key;
-	uint64_t features;	/* in use, GAIA_FEATURE_* */
+	_Atomic uint64_t features; /* in use, GAIA_FEATURE_*; by others only a hint */
 	/* Constant once LIVE. */
 	pthread_t thread;
 
@@ -229,6 +231,7 @@ struct conn {
 	unsigned staying;	/* mappings that cannot move, or are about to be made */
 	unsigned asked;		/* MOVEs, since it has last moved */
 	unsigned moves;		/* how often it has moved */
+	_Atomic uint32_t let_in; /* how often those outside the gate were let in: a futex(2) */
 	pthread_cond_t changed;	/* state, seq, busy of a mapping, lists.asking, move, or lists.used or calls has become less */
 	LIST_ENTRY(conn) link;
 };
@@ -303,6 +306,8 @@ void conn_hold(struct conn *c);
 int conn_wait(struct conn *c, uint64_t seq, uint32_t unanswered);
 /* Declare the connection dead because of @error. The lock is held. */
 void conn_kill(struct conn *c, int error);
+/* Send a message to the daemon. The lock is held. */
+int conn_say(struct conn *c, const struct gaia_msg *msg);
 bool conn_is_dead(struct conn *c);
 /* The result of a call that failed with @err: -ENOTCONN if the connection has ended, which is the cause then; else @err. */
 int conn_error(struct conn *c, int err);
@@ -320,20 +325,28 @@ enum use {
 	USE_RELEASE,
 	USE_OTHER, /* nothing is held by it */
 };
-/* Be inside, when that is possible. -ENOTCONN: the connection has ended. */
+/* Be inside, when that is possible. -ENOTCONN: the connection has ended. -EINTR: of USE_ACQUIRE: the thread has caught a signal. */
 int conn_enter(struct conn *c, enum use use);
 /* The call has ended with @err. True: it has done nothing, and is to be made again, from conn_enter() on. */
 bool conn_leave(struct conn *c, enum use use, int err);
 /* The same for calls on a mapping. -ESTALE: it did not come along when the connection moved. */
 int mapping_enter(struct mapping *m, enum use use);
+/* For USE_START. -ECANCELED: it has been cancelled meanwhile. */
+int mapping_enter_start(struct mapping *m, const struct start *st);
 bool mapping_leave(struct mapping *m, enum use use, int err);
 void conn_stays_no_more(struct conn *c);
 /* This thread holds something that another has acquired. */
 void gate_holds(int more);
-/* A MOVE, STAY or MOVED. Here and below the lock is held. */
+/* Whether this thread holds something, as far as can be known. Here and below the lock is held. */
+bool gate_holding(void);
+/* Whether an acquire may begin now, of a thread that is @holding something, or is not. */
+bool gate_lets(const struct conn *c, bool holding);
+/* A MOVE, STAY or MOVED. */
 int gate_message(struct conn *c, const struct gaia_msg *msg);
 /* Wait until nobody is inside. */
 void gate_alone(struct conn *c);
+/* It has come out whether the connection moves: wake all who wait for that. */
+void gate_let_in(struct conn *c);
 /* Let all in again; the connection has @moved, or ends. */
 void gate_open(struct conn *c, bool moved);
 void gate_forked(struct conn *c);
@@ -355,9 +368,10 @@ int conn_move(struct conn *c);
 /* ---- turns.c ---- */
 
 /* The work of gaia_acquire() and gaia_release(). io.prot is set; who is asked (key, map) is found here. What was acquired is mapped when
- * message io.seq has been carried out. -EINTR: a signal has come, and nothing was acquired. */
+ * message io.seq has been carried out. -EINTR: a signal has come, and nothing was acquired. *@push_err: 0 at first: the first error of writing back
+ * what CPU programs wrote. The kernel tells it only once, so it stays from one try to the next (conn_leave()). */
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io);
-int range_release(struct mapping *m, struct gaia_ioc_range *io);
+int range_release(struct mapping *m, struct gaia_ioc_range *io, int *push_err);
 /* The range, as lists have it. */
 struct gaia_list_range range_of(const struct gaia_ioc_range *io);
 /* Release what was acquired and not used, nor counted as held (held_add()). */
@@ -388,7 +402,7 @@ bool turns_wait(struct mapping *m);
 /* The work of gaia_acquirev() and gaia_releasev(): of ranges of the file, not empty and sorted. Errors as of range_acquire().
  * What was acquired is mapped. */
 int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
-int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n);
+int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n, int *push_err);
 /* Have the memory for lists, so that list_release_told() need not wait for it. */
 int lists_prepare(struct mapping *m);
 /* Only to tell the daemon, with what has changed. -ENOSYS: there is no memory for lists, and nothing was done: the caller releases it otherwise. */
@@ -424,6 +438,10 @@ unsigned starts_unmapped(struct mapping *m, struct gaia_ioc_range *unwaited, uns
 void starts_forked(void);
 /* What waited because a connection was about to move need not wait any more. The lock is held. */
 void starts_go_on(void);
+/* Of one that is under way; the lock is held. Whether its thread held something when it began it. */
+bool start_was_holding(const struct start *st);
+/* Whether nobody wants it any more. */
+bool start_is_cancelled(const struct start *st);
 
 /* ---- held.c ---- */
 

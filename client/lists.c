@@ -211,33 +211,35 @@ int list_release_told(struct mapping *m, const struct gaia_list_range *range, si
 }
 
 /* @told: as of release(). */
-static int release_list(struct mapping *m, const struct gaia_list_range *range, size_t n, const struct detect_told *told)
+static int release_list(struct mapping *m, const struct gaia_list_range *range, size_t n, const struct detect_told *told, int *push_err)
 {
 	struct list_place pl;
-	int err, push_err;
+	int err;
 
 	err = place_begin(m, range, n, told, true, &pl);
 	/* Nothing has changed, and an error must say so. */
 	if (err)
 		return wire_changed_nothing(err) ? err : -ENOBUFS;
 	/* As in turns.c. */
-	push_err = wire_push_list(m->file->fd, range, n);
+	err = wire_push_list(m->file->fd, range, n);
+	if (!*push_err)
+		*push_err = err;
 	err = release(m, n, &pl, told, 0);
 	place_end(m->conn, &pl);
 	if (!wire_changed_nothing(err)) {
 		held_take_list(m, range, n);
 		detect_dropped(m, range, n);
 	}
-	return err ? err : push_err;
+	return err ? err : *push_err;
 }
 
-int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n)
+int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n, int *push_err)
 {
 	struct detect_told told;
 	int err;
 
 	detect_release(m, range, n, &told);
-	err = release_list(m, range, n, told.known ? &told : NULL);
+	err = release_list(m, range, n, told.known ? &told : NULL, push_err);
 	detect_told_free(&told);
 	return err;
 }

@@ -180,14 +180,15 @@ static int acquire_on(struct mapping *m, const struct gaia_list_range *range, si
 	return err || !io.seq ? err : conn_wait(m->conn, io.seq, io.unanswered);
 }
 
-static int release_on(struct mapping *m, const struct gaia_list_range *range, size_t n, bool unused)
+/* @push_err: as of range_release(); NULL: they were not used. */
+static int release_on(struct mapping *m, const struct gaia_list_range *range, size_t n, int *push_err)
 {
 	struct gaia_ioc_range io;
 
 	if (n != 1)
-		return !n ? 0 : unused ? list_give_back(m, range, n) : list_release(m, range, n);
+		return !n ? 0 : !push_err ? list_give_back(m, range, n) : list_release(m, range, n, push_err);
 	io = io_of(m, range, 0);
-	return unused ? range_give_back(m, &io) : range_release(m, &io);
+	return !push_err ? range_give_back(m, &io) : range_release(m, &io, push_err);
 }
 
 #define TRIES 100u
@@ -201,7 +202,7 @@ static void undo(struct mapping *m, const struct gaia_list_range *range, size_t 
 	int err = n ? -EINTR : 0;
 
 	for (unsigned tries = 0; (err == -EINTR || err == -ENOBUFS) && tries < TRIES;) {
-		err = release_on(m, range, n, true);
+		err = release_on(m, range, n, NULL);
 		if (err != -ENOBUFS)
 			continue;
 		tries++;
@@ -540,11 +541,11 @@ int sides_acquire(struct mapping *m, const struct gaia_list_range *range, size_t
 }
 
 /* First what may fail without having changed anything: of the view nothing is published. *@none: nothing has changed. */
-static int release_both(struct mapping *m, const struct by_side *by, bool unused, bool *none)
+static int release_both(struct mapping *m, const struct by_side *by, int *push_err, bool *none)
 {
 	struct mapping *reader = mapping_of(m, SIDE_VIEW);
 	bool both = by->n[SIDE_REPLICA] && by->n[SIDE_VIEW];
-	int err = release_on(m, by->range[SIDE_REPLICA], by->n[SIDE_REPLICA], unused), also;
+	int err = release_on(m, by->range[SIDE_REPLICA], by->n[SIDE_REPLICA], push_err), also;
 
 	*none = by->n[SIDE_REPLICA] && wire_changed_nothing(err);
 	if (*none)
@@ -553,12 +554,13 @@ static int release_both(struct mapping *m, const struct by_side *by, bool unused
 		undo(reader, by->range[SIDE_VIEW], by->n[SIDE_VIEW]);
 		return err;
 	}
-	also = release_on(reader, by->range[SIDE_VIEW], by->n[SIDE_VIEW], unused);
+	also = release_on(reader, by->range[SIDE_VIEW], by->n[SIDE_VIEW], push_err);
 	*none = by->n[SIDE_VIEW] && wire_changed_nothing(also);
 	return err ? err : also;
 }
 
-static int release(struct mapping *m, const struct gaia_list_range *range, size_t n, bool unused, struct by_side *by, bool *none)
+/* @push_err: as of release_on(). */
+static int release(struct mapping *m, const struct gaia_list_range *range, size_t n, int *push_err, struct by_side *by, bool *none)
 {
 	int err = begin_release(m, range, n);
 
@@ -566,16 +568,16 @@ static int release(struct mapping *m, const struct gaia_list_range *range, size_
 	by->own = NULL;
 	if (err)
 		return err;
-	err = split(m, range, n, by) ? -ENOBUFS : release_both(m, by, unused, none);
+	err = split(m, range, n, by) ? -ENOBUFS : release_both(m, by, push_err, none);
 	end(m, range, n, *none ? NOTHING : TAKEN);
 	return err;
 }
 
-int sides_release(struct mapping *m, const struct gaia_list_range *range, size_t n)
+int sides_release(struct mapping *m, const struct gaia_list_range *range, size_t n, int *push_err)
 {
 	struct by_side by;
 	bool none;
-	int err = release(m, range, n, false, &by, &none);
+	int err = release(m, range, n, push_err, &by, &none);
 
 	/* The others have been noted. */
 	if (!none && by.n[SIDE_VIEW])
@@ -588,7 +590,7 @@ int sides_give_back(struct mapping *m, const struct gaia_list_range *range, size
 {
 	struct by_side by;
 	bool none;
-	int err = release(m, range, n, true, &by, &none);
+	int err = release(m, range, n, NULL, &by, &none);
 
 	free(by.own);
 	return err;

@@ -73,9 +73,9 @@ int side_show(struct mapping *m, uint64_t k, enum side side);
 /* ---- sides.c: holds ---- */
 
 /* The work of acquires and releases, of ranges of the file, not empty and sorted. Errors as of list_acquire() and list_release(). What was
- * acquired is mapped. */
+ * acquired is mapped. @push_err: as of range_release(). */
 int sides_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
-int sides_release(struct mapping *m, const struct gaia_list_range *range, size_t n);
+int sides_release(struct mapping *m, const struct gaia_list_range *range, size_t n, int *push_err);
 /* As list_give_back(). */
 int sides_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* gaia_advise() of both. */

@@ -43,6 +43,7 @@ struct start {
 	struct gaia_ioc_range io;	/* what to acquire; of a list: from its first byte to its last */
 	struct gaia_list_range *list;	/* NULL: there is one range */
 	size_t n;			/* ranges of the list */
+	bool holding;			/* the thread that began it held something */
 	/* gaia_lock. */
 	struct mapping *m;		/* holds a reference; NULL: ended, and nothing is held any more */
 	int theirs;			/* the program's end, as long as that is open by this number */
@@ -145,12 +146,22 @@ static bool end_start(struct start *st, int err)
 
 /* ---- the work ---- */
 
-static bool is_cancelled(const struct start *st, const struct mapping *m)
+bool start_was_holding(const struct start *st)
+{
+	return st->holding;
+}
+
+bool start_is_cancelled(const struct start *st)
+{
+	return st->ours < 0 || st->m->gone;
+}
+
+static bool is_cancelled(const struct start *st)
 {
 	bool cancelled;
 
 	pthread_mutex_lock(&gaia_lock);
-	cancelled = st->ours < 0 || m->gone;
+	cancelled = start_is_cancelled(st);
 	pthread_mutex_unlock(&gaia_lock);
 	return cancelled;
 }
@@ -197,7 +208,7 @@ static int acquire_once(const struct start *st, struct mapping *m)
 	int err;
 
 	do {
-		err = mapping_enter(m, USE_START);
+		err = mapping_enter_start(m, st);
 		if (err)
 			return err;
 		err = acquire_inside(st, m);
@@ -211,7 +222,7 @@ static int acquire(const struct start *st, struct mapping *m)
 
 	/* No signal interrupts this thread, but being stopped, or looked at by a debugger, does. */
 	do
-		err = is_cancelled(st, m) ? -ECANCELED : acquire_once(st, m);
+		err = is_cancelled(st) ? -ECANCELED : acquire_once(st, m);
 	while (err == -EINTR);
 	return conn_error(m->conn, err);
 }
@@ -242,7 +253,7 @@ static struct start *next_start(void)
 
 	TAILQ_FOREACH(st, &queue, queued)
 		if (st->m->conn->starts[st->work].running < at_once[st->work] &&
-		    (st->work != START_ACQUIRE || st->m->conn->move == MOVE_NONE))
+		    (st->work != START_ACQUIRE || gate_lets(st->m->conn, st->holding)))
 			break;
 	return st;
 }
@@ -369,6 +380,12 @@ static void dequeue(struct start *st)
 
 /* ---- what the program closes ---- */
 
+/* It is cancelled while it is under way: it need not wait for the connection to move. The lock is held. */
+static void leave_gate(const struct start *st)
+{
+	pthread_cond_broadcast(&st->m->conn->changed);
+}
+
 /* The program has closed its end. If it is to be freed, without the lock, it is returned. The lock is held. */
 static struct start *closed(uint64_t id)
 {
@@ -379,8 +396,10 @@ static struct start *closed(uint64_t id)
 		return NULL;
 	close_ours(st);
 	st->theirs = -1;
-	if (st->state == START_RUNNING)
+	if (st->state == START_RUNNING) {
+		leave_gate(st);
 		return NULL;
+	}
 	if (st->state == START_ENDED && st->m) {
 		/* If there is no thread for it now, watch() tries again. */
 		(void)enqueue(st, START_GIVE_BACK);
@@ -507,6 +526,7 @@ int start_begin(struct mapping *m, const struct gaia_ioc_range *io, struct gaia_
 		return -ENOMEM;
 	*st = (struct start){ .m = m, .io = *io, .list = list, .n = n };
 	pthread_mutex_lock(&gaia_lock);
+	st->holding = gate_holding();
 	err = begin(st);
 	fd = st->theirs;
 	pthread_mutex_unlock(&gaia_lock);
@@ -652,8 +672,10 @@ unsigned starts_unmapped(struct mapping *m, struct gaia_ioc_range *unwaited, uns
 		if (n < most && !is_closed(st))
 			unwaited[n++] = st->io;
 		/* So does what is under way. */
-		if (st->state == START_RUNNING)
+		if (st->state == START_RUNNING) {
+			leave_gate(st);
 			continue;
+		}
 		if (st->state == START_QUEUED)
 			dequeue(st);
 		/* Not the last: the caller has one, too. */

@@ -27,12 +27,12 @@ struct gaia_list_range range_of(const struct gaia_ioc_range *io)
 	return (struct gaia_list_range){ io->offset, io->length };
 }
 
-/* @told: NULL: the mapping does not tell. */
-static int release(struct mapping *m, struct gaia_ioc_range *io, const struct detect_told *told)
+/* @told: NULL: the mapping does not tell. *@push_err: as of range_release(). */
+static int release(struct mapping *m, struct gaia_ioc_range *io, const struct detect_told *told, int *push_err)
 {
 	const struct gaia_ioc_range asked = *io;
 	const struct gaia_list_range range = range_of(io);
-	int err, push_err;
+	int err;
 
 	io->key = m->conn->key;
 	io->map = m->id;
@@ -41,26 +41,28 @@ static int release(struct mapping *m, struct gaia_ioc_range *io, const struct de
 	 * fraction of dirty ones. An error concerns CPU programs' writes. The kernel reports it only
 	 * once, so it is kept until the release is done.
 	 */
-	push_err = wire_push(m->file->fd, io->offset, io->length);
+	err = wire_push(m->file->fd, io->offset, io->length);
+	if (!*push_err)
+		*push_err = err;
 	err = told && told->known ? list_release_told(m, &range, 1, told) : -ENOSYS;
 	/* What is told may be refused, for want of room, where the release by itself is not. */
 	if (err == -ENOSYS || (told && told->known && wire_changed_nothing(err)))
 		err = wire_release(m->file->fd, m->release_by, io);
 	if (!wire_changed_nothing(err))
 		held_take(m, &asked);
-	return err ? err : push_err;
+	return err ? err : *push_err;
 }
 
-int range_release(struct mapping *m, struct gaia_ioc_range *io)
+int range_release(struct mapping *m, struct gaia_ioc_range *io, int *push_err)
 {
 	const struct gaia_list_range range = range_of(io);
 	struct detect_told told;
 	int err;
 
 	if (!m->detect)
-		return release(m, io, NULL);
+		return release(m, io, NULL, push_err);
 	detect_release(m, &range, 1, &told);
-	err = release(m, io, &told);
+	err = release(m, io, &told, push_err);
 	if (!wire_changed_nothing(err))
 		detect_dropped(m, &range, 1);
 	detect_told_free(&told);
@@ -119,12 +121,12 @@ static int release_turn(struct turn *t)
 {
 	const struct gaia_list_range range = range_of(&t->io);
 	struct detect_told told;
-	int err;
+	int err, push_err = 0;
 
 	if (!t->m->detect)
-		return release(t->m, &t->io, NULL);
+		return release(t->m, &t->io, NULL, &push_err);
 	detect_queue_tell(t->m, &range, &t->runs, &told);
-	err = release(t->m, &t->io, &told);
+	err = release(t->m, &t->io, &told, &push_err);
 	detect_told_free(&told);
 	return err;
 }

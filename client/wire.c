@@ -378,7 +378,7 @@ int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUN
 		{ .iov_base = span, .iov_len = sizeof(span) },
 	};
 	struct msghdr hdr;
-	unsigned got;
+	unsigned got, resets = 0;
 	ssize_t len;
 	int want, failed = 0;
 
@@ -390,7 +390,8 @@ int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUN
 			.msg_controllen = sizeof(control.buf),
 		};
 		len = recvmsg(sock, &hdr, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT));
-	} while (len < 0 && errno == EINTR);
+		/* If a daemon ends without having read all the kernel reports that first, once, and then what it has sent. */
+	} while (len < 0 && (errno == EINTR || (errno == ECONNRESET && !wait && !resets++)));
 	if (len < 0 && errno == EAGAIN)
 		return -EAGAIN;
 	if (len <= 0)

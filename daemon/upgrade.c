@@ -37,15 +37,16 @@
 #define STEP_S 20
 /* For storage, while programs wait. */
 #define STORE_S 5
-/* For requests under way to end. */
+/* For requests under way to end, however often they have to. */
 #define PAUSE_NS 10000000000ull
 /*
- * Clients are asked so often to let go what they hold: each time some may wait for what they need first, and not get it (client/gate.c). Between two
- * times they go on for a moment.
+ * Clients are asked at least so often to let go what they hold: each time some may wait for what they need first, and not get it (client/gate.c).
+ * Between two times they go on for a moment. One that never lets go must not keep the others waiting for long.
  */
 #define ROUNDS 5
 #define ROUND_LEAST_NS 100000000ull
-#define BETWEEN_ROUNDS_US 20000
+#define ROUND_MOST_NS 1000000000ull
+#define BETWEEN_ROUNDS_US 100000
 #define LOOK_LEAST_US 1000
 #define LOOK_MOST_US 20000
 
@@ -375,10 +376,21 @@ static void await_clients(struct upgrade *u, uint64_t until, struct control_move
 	}
 }
 
+/* fs_pause(), for @left nanoseconds at most, less what it takes. */
+static int pause_once(struct upgrade *u, uint64_t *left)
+{
+	uint64_t begun = now_ns();
+	int err = fs_pause(u->fs, begun + *left);
+
+	*left -= MIN(*left, now_ns() - begun);
+	return err;
+}
+
 /* Stop receiving, at a moment when no client that comes along holds anything: nothing changes any more then. */
 static int pause_for_clients(struct upgrade *u)
 {
-	uint64_t end = now_ns() + u->wait_ns, round = MAX(u->wait_ns / ROUNDS, ROUND_LEAST_NS);
+	uint64_t end = now_ns() + u->wait_ns, round = MIN(MAX(u->wait_ns / ROUNDS, ROUND_LEAST_NS), ROUND_MOST_NS);
+	uint64_t pause_left = PAUSE_NS;
 	struct control_movers who;
 	bool over = false;
 	int err;
@@ -389,10 +401,12 @@ static int pause_for_clients(struct upgrade *u)
 			return heir_failed(u, -EPIPE);
 		over = now_ns() >= end;
 		if (!in_the_way(u, &who) || (over && u->force)) {
-			err = fs_pause(u->fs, now_ns() + PAUSE_NS);
+			err = pause_once(u, &pause_left);
 			if (err)
 				return fails(u, err, "%s", err == -EBUSY ? "calls that are under way do not end; try again" : "the mount has ended");
 			control_move_look(u->control, &who);
+			/* Who begins to hold something each time, makes everybody wait: that ends, too. */
+			over |= !pause_left;
 			if (!in_the_way(u, &who) || (over && u->force))
 				return 0;
 			fs_go_on(u->fs);
@@ -407,12 +421,14 @@ static int pause_for_clients(struct upgrade *u)
 int upgrade_prepare(struct upgrade *u)
 {
 	struct control_movers who;
+	uint64_t features;
 	int err;
 
 	may_kill_heir(u, "upgrade.begun");
-	err = fs_offer(u->fs, u->sock);
+	err = fs_offer(u->fs, u->sock, &features);
 	if (err)
 		return heir_failed(u, err);
+	control_move_to(u->control, features);
 	may_kill_heir(u, "upgrade.offered");
 	/* Most of it is done before programs have to wait. */
 	control_move_look(u->control, &who);

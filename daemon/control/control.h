@@ -56,16 +56,18 @@ void control_answer_upgrade(int answer, int err, const char *text);
  */
 struct control_movers {
 	unsigned staying; /* clients that have mappings and cannot come along */
-	unsigned busy;	  /* that can, but hold something, or have not answered */
+	unsigned busy;	  /* that can, but hold something, or have not answered all that they were asked */
 	char who[192];	  /* the first few that stay, or, if there are none, that are busy: their processes and users, for a message */
 };
+/* The next daemon has these GAIA_FEATURE_*: clients that use others cannot come along. Before the calls below. */
+void control_move_to(struct control *ctl, uint64_t features);
 /* Ask those that have not been asked since they last heard that they stay. */
 void control_move_ask(struct control *ctl);
 /* If no ioctl is under way, nor begins, what it says remains so, but for answers that come. */
 void control_move_look(struct control *ctl, struct control_movers *out);
 /* [W] Those that cannot be told within seconds are disconnected. */
 void control_move_stay(struct control *ctl);
-/* The mount has gone over. Those that are ready, and hold nothing, are told; for the others the connection ends with the daemon. */
+/* [W] The mount has gone over. Those that are ready, and hold nothing, are told; for the others the connection ends with the daemon. */
 void control_moved(struct control *ctl);
 
 /* The user who maps a file. */

@@ -71,6 +71,7 @@
 #define REVOKE_LOOK_NS 100000000ull /* between two checks whether clients that do not answer are ending */
 #define REVOKE_LOOK_MOST_NS 5000000ull /* the most that such a check takes */
 #define REVOKES_AT_ONCE 64u /* that a client may have unanswered; a socket has room for twice as many */
+#define MOVED_NS 100000000ull /* for all clients that move to the next daemon, to hear of it and hang up */
 #define REVOKE_RETRY_NS 1000000ull /* while there is no room in a client's socket, or others are sending */
 
 /*
@@ -133,6 +134,7 @@ struct control {
 	int end; /* see control_set_end() */
 	control_upgrade *upgrade; /* see control_on_upgrade() */
 	void *upgrade_arg;
+	uint64_t heir_features; /* see control_move_to() */
 	struct quota *quota;
 	struct log_pace pace, mute_pace; /* of lines that any program can cause, and of those about mute clients */
 	struct listener listener;

@@ -99,6 +99,17 @@ static bool say(struct client *c, uint32_t kind)
 	return err != -EAGAIN;
 }
 
+void control_move_to(struct control *ctl, uint64_t features)
+{
+	ctl->heir_features = features;
+}
+
+/* Whether the client says that it can move, and the next daemon knows what it uses. */
+static bool can_move(const struct client *c)
+{
+	return c->features & GAIA_FEATURE_MOVES && !(c->features & ~c->ctl->heir_features);
+}
+
 void control_move_ask(struct control *ctl)
 {
 	struct client **all;
@@ -111,7 +122,7 @@ void control_move_ask(struct control *ctl)
 
 		pthread_mutex_lock(&c->lock);
 		/* One that owes an answer is not asked again before it has come. */
-		ask = c->features & GAIA_FEATURE_MOVES && c->n_maps > 0 && !c->move.asked && !c->move.owes;
+		ask = can_move(c) && c->n_maps > 0 && !c->move.asked && !c->move.owes;
 		pthread_mutex_unlock(&c->lock);
 		if (ask)
 			(void)say(c, GAIA_MSG_MOVE);
@@ -150,6 +161,15 @@ static bool holds_anything(const struct client *c)
 	return false;
 }
 
+/*
+ * Whether it has an answer to give. If the daemon ended before having read that, the client might take the end of its connection for the
+ * daemon's death. c->lock is held.
+ */
+static bool owes_answers(const struct client *c)
+{
+	return !c->move.ready || !LIST_EMPTY(&c->revocations) || !TAILQ_EMPTY(&c->handovers);
+}
+
 void control_move_look(struct control *ctl, struct control_movers *out)
 {
 	char busy[sizeof(out->who)] = "";
@@ -160,9 +180,9 @@ void control_move_look(struct control *ctl, struct control_movers *out)
 	HASH_ITER(hh, ctl->clients, c, next) {
 		pthread_mutex_lock(&c->lock);
 		if (c->n_maps > 0) {
-			if (!(c->features & GAIA_FEATURE_MOVES) || c->move.refuses)
+			if (!can_move(c) || c->move.refuses)
 				name_client(c, ++out->staying, out->who, sizeof(out->who));
-			else if (!c->move.ready || holds_anything(c))
+			else if (owes_answers(c) || holds_anything(c))
 				name_client(c, ++out->busy, busy, sizeof(busy));
 		}
 		pthread_mutex_unlock(&c->lock);
@@ -203,24 +223,60 @@ void control_move_stay(struct control *ctl)
 	}
 }
 
-void control_moved(struct control *ctl)
+/* Those that move, as all_clients(). */
+static struct client **moving_clients(struct control *ctl, unsigned *n)
 {
-	uint64_t until = now_ns() + TRY_SEND_NS;
 	struct client **all;
-	unsigned n;
+	unsigned n_all;
 
-	all = all_clients(ctl, &n);
-	for (unsigned i = 0; i < n; i++) {
+	all = all_clients(ctl, &n_all);
+	*n = 0;
+	for (unsigned i = 0; i < n_all; i++) {
 		struct client *c = all[i];
-		bool tell;
+		bool moves;
 
 		pthread_mutex_lock(&c->lock);
-		tell = c->move.asked && c->move.ready && !holds_anything(c);
+		moves = c->move.asked && c->move.ready && !holds_anything(c);
 		pthread_mutex_unlock(&c->lock);
-		/* There is room: it has answered all that it was asked, but for a few revocations. */
-		while (tell && !say(c, GAIA_MSG_MOVED) && now_ns() < until)
-			nanosleep(&(struct timespec){ .tv_nsec = REVOKE_RETRY_NS }, NULL);
+		if (moves)
+			all[(*n)++] = c;
+		else
+			client_put(c);
 	}
+	return all;
+}
+
+/* Tell it, unless it has been told, or cannot be now. Whether it has hung up, as it does when it has heard. */
+static bool tell_moved(struct client *c)
+{
+	bool told, gone;
+
+	pthread_mutex_lock(&c->lock);
+	told = !c->move.asked;
+	gone = c->closed;
+	pthread_mutex_unlock(&c->lock);
+	/* There is room: it has answered all that it was asked, but for a few revocations. */
+	if (!told && !gone)
+		(void)say(c, GAIA_MSG_MOVED);
+	return gone;
+}
+
+void control_moved(struct control *ctl)
+{
+	uint64_t until = now_ns() + MOVED_NS;
+	struct client **all;
+	bool gone;
+	unsigned n;
+
+	all = moving_clients(ctl, &n);
+	/* What a client still says is read meanwhile (owes_answers()). */
+	do {
+		gone = true;
+		for (unsigned i = 0; i < n; i++)
+			gone &= tell_moved(all[i]);
+		if (!gone)
+			nanosleep(&(struct timespec){ .tv_nsec = REVOKE_RETRY_NS }, NULL);
+	} while (!gone && now_ns() < until);
 	put_clients(all, n);
 }
 

@@ -112,7 +112,8 @@ void fs_destroy(struct fs *fs);
  *
  * The old process, with the other end of the socket (SOCK_SEQPACKET, with time limits), calls these in this order. Each returns 0 or a
  * negative errno, after which the mount is as before, and fs_go_on() continues:
- *	fs_offer()	waits for the heir's greeting, sends the place, and waits until the heir has started what it needs.
+ *	fs_offer()	waits for the heir's greeting, sends the place, and waits until the heir has started what it needs. *@features: the
+ *			GAIA_FEATURE_* of its clients.
  *			-EPROTONOSUPPORT: the heir's version hands over other things; -EOPNOTSUPP: this mount cannot be handed over; logs why
  *	fs_pause()	stops receiving: no request is under way then, nor an ioctl. -EBUSY: some did not end in time
  *	fs_bequeath()	when everything is stored: sends all that the kernel knows by number; the heir could serve then
@@ -120,7 +121,7 @@ void fs_destroy(struct fs *fs);
  *	fs_has_heir()	whether it took it. -EPIPE: it did not, and never will
  * When the heir has it, the old process ends as always, and leaves the mount alone.
  */
-int fs_offer(struct fs *fs, int heir);
+int fs_offer(struct fs *fs, int heir, uint64_t *features);
 int fs_pause(struct fs *fs, uint64_t until);
 int fs_bequeath(struct fs *fs, int heir);
 int fs_commit(struct fs *fs, int heir);

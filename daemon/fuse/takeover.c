@@ -6,7 +6,7 @@
  * must be what the kernel was told then.
  *
  *	heir			old daemon
- *	HELLO		->
+ *	HELLO		->		VERSION, GAIA_FEATURES
  *			<-	PLACE	source, its lock, its root
  *	READY		->		the heir has a store, devices and a cache
  *					(stops receiving, stores everything)
@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "base/fault.h"
+#include "gaia/protocol.h"
 
 /* To be raised with any change of what is sent, here or in tables.c. */
 #define VERSION 1
@@ -92,7 +93,7 @@ static int send_place(struct fs *fs, int heir, struct parcel *p)
 	return parcel_send(heir, p);
 }
 
-int fs_offer(struct fs *fs, int heir)
+int fs_offer(struct fs *fs, int heir, uint64_t *features)
 {
 	struct parcel *p = parcel_new();
 	const char *why = obstacle(fs);
@@ -108,6 +109,8 @@ int fs_offer(struct fs *fs, int heir)
 	}
 	err = parcel_receive(heir, p, HELLO);
 	version = err ? 0 : parcel_get(p);
+	/* One that does not say has none: then no client moves. */
+	*features = err ? 0 : parcel_get(p);
 	parcel_drop(p);
 	if (!err && version != VERSION) {
 		log_warn("%s: cannot be handed over: the new program takes version %llu, this one gives %u; unmount, and mount with the new one",
@@ -234,6 +237,7 @@ int takeover_place(struct fs *fs)
 	takeover_die_with_old(fs);
 	parcel_init(p, HELLO);
 	parcel_put(p, fault_point("takeover.version") ? VERSION + 1 : VERSION);
+	parcel_put(p, fault_point("takeover.features") ? 0 : GAIA_FEATURES);
 	err = parcel_send(old, p);
 	if (!err)
 		err = parcel_receive(old, p, PLACE);

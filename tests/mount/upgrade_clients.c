@@ -891,6 +891,24 @@ EACH_WAY(upgrade_clients, one_that_does_not_answer_is_in_the_way)
 	close(fd);
 }
 
+/* It would not know what the client uses. */
+EACH_WAY_BARE(upgrade_clients, an_heir_that_is_older_does_not_get_them)
+{
+	unsigned char *p;
+	int fd;
+
+	setenv("GAIAFS_FAULTS", "takeover.features=errno:EIO", 1);
+	way_start(sims);
+	unsetenv("GAIAFS_FAULTS");
+	fd = sized_file();
+	p = map(fd, MIB, 0);
+	refused_for(NULL, "1 program has files mapped for a device and cannot come along: process ", getpid());
+	cr_assert_eq(gaia_acquire(p, MIB, RW), 0, "%s", gaia_last_error_text());
+	cr_assert_eq(gaia_release(p, MIB), 0);
+	cr_assert_eq(gaia_munmap(p, MIB), 0);
+	close(fd);
+}
+
 EACH_WAY(upgrade_clients, one_that_is_ready_has_moved)
 {
 	int fd = sized_file();

@@ -919,6 +919,53 @@ Test(revoking, waits_for_the_answer, .init = begin, .fini = end)
 	leave(&p, 1);
 }
 
+static bool is_busy(void)
+{
+	struct control_movers who;
+
+	control_move_look(fake_control(), &who);
+	return who.busy;
+}
+
+/* Its daemon must not end before it has read the answer. */
+Test(revoking, makes_a_client_busy_for_an_upgrade, .init = begin, .fini = end)
+{
+	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	struct gaia_msg ready = { .kind = GAIA_MSG_READY, .version = GAIA_PROTOCOL_VERSION };
+	struct peer p = join_with(GAIA_FEATURE_MOVES);
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	struct gaia_ioc_range io = range(&p, id, 0, GAIA_PAGE);
+	int fds[GAIA_MSG_CHUNKS];
+	pthread_t thread;
+	void *result;
+	unsigned n;
+
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
+	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	close(fds[0]);
+	control_move_to(fake_control(), GAIA_FEATURES);
+	control_move_ask(fake_control());
+	cr_assert(is_busy());
+	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_MOVE);
+	ready.seq = msg.seq;
+	cr_assert_eq(wire_send(p.sock, &ready), 0);
+	while (is_busy())
+		usleep(1000);
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_in_thread, &id), 0);
+	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_REVOKE);
+	cr_assert(is_busy());
+	answer.seq = msg.seq;
+	answer.map = msg.map;
+	cr_assert_eq(wire_send(p.sock, &answer), 0);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 0);
+	cr_assert(!is_busy());
+	leave(&p, 1);
+}
+
 Test(revoking, from_a_client_that_ends_does_not_wait, .init = begin, .fini = end)
 {
 	struct peer p = join();
