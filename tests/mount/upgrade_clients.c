@@ -1033,7 +1033,7 @@ EACH_WAY_BARE(upgrade_clients, if_one_is_killed_others_go_on)
 	close(fd);
 	begin_load(pid);
 	good = all_get_on(pid);
-	for (int us = 0; us < 150000 && good; us += 20000) {
+	for (int us = 0; us < 150000 && good; us += 50000) {
 		pid_t victim = child_start(acquire_and_release, NULL), killer;
 
 		good = rounds_go_on();
