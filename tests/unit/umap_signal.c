@@ -172,6 +172,7 @@ Test(umap_signal, without_another_handler_it_ends_the_process)
 	int status;
 	pid_t pid;
 
+	NOT_FOR_TSAN; /* it has handlers of its own */
 	rig_map(rig); /* or skip */
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
 	pid = fork();
