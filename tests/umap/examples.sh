@@ -1,9 +1,10 @@
 #!/bin/sh
-# examples.sh BUILD - the sort and the search of client/examples/umap, by user-space paging with little memory, by mmap(2), and by
+# examples.sh BUILD [OPTION] - the sort and the search of client/examples/umap, by user-space paging with little memory, by mmap(2), and by
 # umap/umap.h: each verifies what it has done, all find the same, and what is wrong is found.
 set -eu
 
 examples=$(cd "$1/client/examples" && pwd)
+more=${2:---threads=2}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 failed=0
@@ -14,8 +15,10 @@ fail() {
 
 # well EXAMPLE ARGUMENTS...
 well() {
-	if ! PATH=$examples:$PATH "$@" > "$dir/said" 2>&1 || ! grep -q '^verified$' "$dir/said"; then
-		fail "$*: $(cat "$dir/said")"
+	program=$1
+	shift
+	if ! PATH=$examples:$PATH "$program" "$more" "$@" > "$dir/said" 2>&1 || ! grep -q '^verified$' "$dir/said"; then
+		fail "$program $*: $(cat "$dir/said")"
 	fi
 }
 
