@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -26,14 +27,17 @@ static void on_bus(int sig)
 	signal(sig, SIG_DFL);
 }
 
+static void install(void)
+{
+	signal(SIGBUS, on_bus);
+}
+
 /* Before the library has a handler, which passes on what it cannot serve. */
 static void watch_bus(void)
 {
-	static bool done;
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-	if (!done)
-		signal(SIGBUS, on_bus);
-	done = true;
+	pthread_once(&once, install);
 }
 
 bool rig_bus(volatile unsigned char *at)
