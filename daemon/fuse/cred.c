@@ -175,6 +175,19 @@ void cred_root_end(const struct fs *fs)
 		drop(&fs->powers);
 }
 
+int cred_writer_begin(const struct fs *fs)
+{
+	struct cap_set set = without(fs->powers.plain, CAP_BIT(CAP_FSETID));
+
+	return fs->powers.can_drop ? take_caps(&set) : 0;
+}
+
+void cred_writer_end(const struct fs *fs)
+{
+	if (fs->powers.can_drop)
+		drop(&fs->powers);
+}
+
 int cred_thread_init(const struct fs *fs)
 {
 	cred_drop_powers(fs);

@@ -675,6 +675,9 @@ void cred_drop_powers(const struct fs *fs);
  */
 int cred_root_begin(const struct fs *fs);
 void cred_root_end(const struct fs *fs);
+/* Between these it lacks what lets set-id bits stay on a file that is written (CAP_FSETID): for credentials with which anybody may write. */
+int cred_writer_begin(const struct fs *fs);
+void cred_writer_end(const struct fs *fs);
 /* Whether @err means that there is no space left, though root may have some. */
 static inline bool cred_no_room(long err)
 {

@@ -170,14 +170,16 @@ static bool is_for_devices(struct inode *inode)
 /*
  * Register @fd with the kernel: an id, or a negative errno. The kernel keeps this thread's present
  * credentials, and uses them for whatever anybody writes until the file's last close. So the thread has
- * root's powers here only if the file is root's and nobody else may write it.
+ * root's powers here only if the file is root's and nobody else may write it. Of a shared source that may change at any time; and so
+ * may the mode: the kernel, which takes set-id bits from what is written, may not know that there are some, so the file system below has to.
  */
 static int register_backing(fuse_req_t req, struct inode *inode, int fd)
 {
 	struct stat st;
-	bool roots = !inode->of_users && !fstat(fd, &st) && !st.st_uid &&
+	bool shared = inode->fs->config.shared;
+	bool roots = !shared && !inode->of_users && !fstat(fd, &st) && !st.st_uid &&
 		     !(st.st_mode & (S_IWGRP | S_IWOTH));
-	int id = roots ? cred_root_begin(inode->fs) : 0;
+	int id = roots ? cred_root_begin(inode->fs) : shared ? cred_writer_begin(inode->fs) : 0;
 
 	if (!id) {
 		errno = 0;
@@ -187,6 +189,8 @@ static int register_backing(fuse_req_t req, struct inode *inode, int fd)
 	}
 	if (roots)
 		cred_root_end(inode->fs);
+	else if (shared)
+		cred_writer_end(inode->fs);
 	return id;
 }
 

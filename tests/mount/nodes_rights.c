@@ -93,6 +93,43 @@ ALL(nodes_rights, who_owns_a_file_changes_it)
 	}
 }
 
+/* ---- set-id bits ---- */
+
+static int write_by_an_old_descriptor(void *arg)
+{
+	struct former *f = arg;
+	int fd;
+
+	child_become(USER, USER);
+	fd = openat(at[0], "f", O_WRONLY);
+	CHILD_CHECK(fd >= 0);
+	gate_open(f->opened);
+	CHILD_CHECK(gate_pass(f->go));
+	CHILD_CHECK(pwrite(fd, "mine", 4, 0) == 4);
+	return close(fd);
+}
+
+/* Else whoever runs the file runs what the user has written, as its owner. This node does not know of the bits. */
+static void what_others_write_has_no_set_id_bits(void)
+{
+	struct former f = { gate_make(), gate_make() };
+	struct stat st;
+	pid_t child;
+
+	put(0, "f", "text");
+	cr_assert_eq(fchmodat(at[0], "f", 0666, 0), 0);
+	child = child_start(write_by_an_old_descriptor, &f);
+	cr_assert(gate_pass(f.opened));
+	cr_assert_eq(fchmodat(at[1], "f", 06755, 0), 0);
+	gate_open(f.go);
+	cr_assert_eq(child_wait(child), 0);
+	has(1, "f", "mine");
+	cr_assert_eq(fstatat(at[1], "f", &st, 0), 0);
+	cr_assert_eq(st.st_mode & 07777, 0755u, "%o", st.st_mode);
+}
+ON(nodes_rights, what_others_write_has_no_set_id_bits, passed, false, true, "3600", "")
+ON(nodes_rights, what_others_write_has_no_set_id_bits, direct, false, false, "3600", "")
+
 /* ---- directories, of which rights may be known as they were ---- */
 
 static int remove_and_rename(void *arg)
