@@ -421,6 +421,22 @@ static int follow_append(struct handle *h, int flags)
 	return 0;
 }
 
+/*
+ * Make @call, which changes contents. The kernel takes set-id bits from what a user changes if it knows of them; another node may have
+ * set them just now. So for users the file system below does it.
+ */
+#define AS_WRITER(req, call)                                              \
+	({                                                                \
+		bool user_ = fuse_req_ctx(req)->uid;                      \
+		int err_ = user_ ? cred_writer_begin(req_fs(req)) : 0;    \
+                                                                          \
+		if (!err_)                                                \
+			err_ = AS_CALLER_MAY(req, call);                  \
+		if (user_)                                                \
+			cred_writer_end(req_fs(req));                     \
+		err_;                                                     \
+	})
+
 static void shared_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	struct handle *h = req_handle(req, fi);
@@ -435,7 +451,7 @@ static void shared_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t
 	}
 	/* With O_APPEND the file below decides where its end is. */
 	if (!err)
-		err = AS_CALLER_MAY(req, (n = pwrite(h->fd, buf, size, off)) < 0);
+		err = AS_WRITER(req, (n = pwrite(h->fd, buf, size, off)) < 0);
 	if (err)
 		fuse_reply_err(req, -err);
 	else
@@ -469,7 +485,7 @@ static void shared_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off
 	struct handle *h = req_handle(req, fi);
 
 	contents_written_by(h->inode, fuse_req_ctx(req)->uid);
-	fuse_reply_err(req, -AS_CALLER_MAY(req, fallocate(h->fd, mode, off, len)));
+	fuse_reply_err(req, -AS_WRITER(req, fallocate(h->fd, mode, off, len)));
 }
 
 static void shared_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
@@ -490,7 +506,7 @@ static void shared_copy_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, s
 	int err;
 
 	contents_written_by(to->inode, fuse_req_ctx(req)->uid);
-	err = AS_CALLER_MAY(req, (n = copy_file_range(from->fd, &off_in, to->fd, &off_out, len, (unsigned)flags)) < 0);
+	err = AS_WRITER(req, (n = copy_file_range(from->fd, &off_in, to->fd, &off_out, len, (unsigned)flags)) < 0);
 	if (err)
 		fuse_reply_err(req, -err);
 	else

@@ -95,37 +95,66 @@ ALL(nodes_rights, who_owns_a_file_changes_it)
 
 /* ---- set-id bits ---- */
 
+static ssize_t write_it(int fd)
+{
+	return pwrite(fd, "rs", 2, 0);
+}
+
+static ssize_t copy_it(int fd)
+{
+	loff_t from = 2, to = 0;
+
+	return copy_file_range(fd, &from, fd, &to, 2, 0);
+}
+
+static ssize_t allocate_it(int fd)
+{
+	return fallocate(fd, 0, 0, 2) ? -1 : 2;
+}
+
+struct writer {
+	struct former f;
+	ssize_t (*how)(int fd);
+};
+
 static int write_by_an_old_descriptor(void *arg)
 {
-	struct former *f = arg;
+	struct writer *w = arg;
 	int fd;
 
 	child_become(USER, USER);
-	fd = openat(at[0], "f", O_WRONLY);
+	fd = openat(at[0], "f", O_RDWR);
 	CHILD_CHECK(fd >= 0);
-	gate_open(f->opened);
-	CHILD_CHECK(gate_pass(f->go));
-	CHILD_CHECK(pwrite(fd, "mine", 4, 0) == 4);
+	gate_open(w->f.opened);
+	CHILD_CHECK(gate_pass(w->f.go));
+	CHILD_CHECK(w->how(fd) == 2);
 	return close(fd);
+}
+
+static void no_set_id_bits_after(ssize_t (*how)(int fd), const char *bytes)
+{
+	struct writer w = { { gate_make(), gate_make() }, how };
+	struct stat st;
+	pid_t child;
+
+	put(0, "f", "users");
+	cr_assert_eq(fchmodat(at[0], "f", 0666, 0), 0);
+	child = child_start(write_by_an_old_descriptor, &w);
+	cr_assert(gate_pass(w.f.opened));
+	cr_assert_eq(fchmodat(at[1], "f", 06755, 0), 0);
+	gate_open(w.f.go);
+	cr_assert_eq(child_wait(child), 0);
+	has(1, "f", bytes);
+	cr_assert_eq(fstatat(at[1], "f", &st, 0), 0);
+	cr_assert_eq(st.st_mode & 07777, 0755u, "%s: %o", bytes, st.st_mode);
 }
 
 /* Else whoever runs the file runs what the user has written, as its owner. This node does not know of the bits. */
 static void what_others_write_has_no_set_id_bits(void)
 {
-	struct former f = { gate_make(), gate_make() };
-	struct stat st;
-	pid_t child;
-
-	put(0, "f", "text");
-	cr_assert_eq(fchmodat(at[0], "f", 0666, 0), 0);
-	child = child_start(write_by_an_old_descriptor, &f);
-	cr_assert(gate_pass(f.opened));
-	cr_assert_eq(fchmodat(at[1], "f", 06755, 0), 0);
-	gate_open(f.go);
-	cr_assert_eq(child_wait(child), 0);
-	has(1, "f", "mine");
-	cr_assert_eq(fstatat(at[1], "f", &st, 0), 0);
-	cr_assert_eq(st.st_mode & 07777, 0755u, "%o", st.st_mode);
+	no_set_id_bits_after(write_it, "rsers");
+	no_set_id_bits_after(copy_it, "erers");
+	no_set_id_bits_after(allocate_it, "users");
 }
 ON(nodes_rights, what_others_write_has_no_set_id_bits, passed, false, true, "3600", "")
 ON(nodes_rights, what_others_write_has_no_set_id_bits, direct, false, false, "3600", "")
