@@ -24,6 +24,7 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/util.h"
 
 /* Linux 6.5. */
@@ -305,6 +306,7 @@ static void *store_rest(void *arg)
 {
 	struct upgrade *u = arg;
 
+	thread_set_name("gaia-rest");
 	(void)fault_point("upgrade.rest");
 	return (void *)(intptr_t)store_all(u);
 }

@@ -13,6 +13,24 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+int handle_enter(struct handle *h)
+{
+	struct fs *fs = h->inode->fs;
+	int err;
+
+	pthread_mutex_init(&h->lock, NULL);
+	pthread_mutex_lock(&fs->lock);
+	err = id_table_add(&fs->handles, h, &h->id);
+	if (!err) {
+		h->inode->refs++;
+		h->inode->writers += open_to_write(h->flags);
+	}
+	pthread_mutex_unlock(&fs->lock);
+	if (err)
+		pthread_mutex_destroy(&h->lock);
+	return err;
+}
+
 int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct handle **out)
 {
 	struct fs *fs = inode->fs;
@@ -50,21 +68,13 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 	h->refs = 1;
 	h->flags = flags;
 	h->errors_seen = cfile_error_now(h->cfile);
-	pthread_mutex_init(&h->lock, NULL);
-	pthread_mutex_lock(&fs->lock);
-	err = id_table_add(&fs->handles, h, &h->id);
-	if (!err) {
-		inode->refs++;
-		inode->writers += open_to_write(flags);
-	}
-	pthread_mutex_unlock(&fs->lock);
+	err = handle_enter(h);
 	if (err)
 		goto put_contents;
 	*out = h;
 	return 0;
 
 put_contents:
-	pthread_mutex_destroy(&h->lock);
 	contents_put(inode);
 free_handle:
 	free(h);

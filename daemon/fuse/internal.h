@@ -512,6 +512,8 @@ bool passthrough_hides(const char *xattr);
 int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct handle **out);
 /* Fill in the reply to an open; on error the handle is closed. */
 int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
+/* A file's handle, filled in but for its lock and number, gets these, and is known from now on. 0 or a negative errno. */
+int handle_enter(struct handle *h);
 /* Drop the kernel's reference, or that of handle_keep(). The last one closes the handle. */
 void handle_close(struct handle *h);
 /* Keep it beyond its RELEASE. */

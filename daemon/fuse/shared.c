@@ -135,14 +135,7 @@ static int new_handle(struct inode *inode, int flags, int fd, uid_t uid, struct 
 	if (!h)
 		goto put_fd;
 	*h = (struct handle){ .inode = inode, .flags = flags, .uid = uid, .fd = fd, .refs = 1, .appends = flags & O_APPEND };
-	pthread_mutex_init(&h->lock, NULL);
-	pthread_mutex_lock(&fs->lock);
-	err = id_table_add(&fs->handles, h, &h->id);
-	if (!err) {
-		inode->refs++;
-		inode->writers += open_to_write(flags);
-	}
-	pthread_mutex_unlock(&fs->lock);
+	err = handle_enter(h);
 	if (err)
 		goto free_handle;
 	if (open_to_write(flags))
@@ -151,7 +144,6 @@ static int new_handle(struct inode *inode, int flags, int fd, uid_t uid, struct 
 	return 0;
 
 free_handle:
-	pthread_mutex_destroy(&h->lock);
 	free(h);
 put_fd:
 	if (kept >= 0)

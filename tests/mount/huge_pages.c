@@ -1,5 +1,4 @@
 /* huge_pages.c - what programs map of simulated devices and of the host becomes huge pages (--huge-pages). */
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -118,31 +117,6 @@ EACH_WAY_BARE(huge_pages, of_readers_on_the_host)
 	close(fd);
 }
 
-/* Whether the daemon has a thread of this name. */
-static bool has_thread(const char *name)
-{
-	char path[300], is[32];
-	struct dirent *e;
-	bool has = false;
-	DIR *d;
-
-	snprintf(path, sizeof(path), "/proc/%d/task", (int)mnt.daemon);
-	d = opendir(path);
-	cr_assert(d);
-	while ((e = readdir(d))) {
-		FILE *f;
-
-		snprintf(path, sizeof(path), "/proc/%d/task/%s/comm", (int)mnt.daemon, e->d_name);
-		f = fopen(path, "re");
-		if (f && fgets(is, sizeof(is), f))
-			has |= !strncmp(is, name, strlen(name)) && is[strlen(name)] == '\n';
-		if (f)
-			fclose(f);
-	}
-	closedir(d);
-	return has;
-}
-
 EACH_WAY_BARE(huge_pages, can_be_left_out)
 {
 	unsigned char *p;
@@ -154,7 +128,7 @@ EACH_WAY_BARE(huge_pages, can_be_left_out)
 	cr_assert_neq(p, MAP_FAILED, "%s", gaia_last_error_text());
 	OK(gaia_acquire(p, SIZE, RW));
 	cr_assert_eq(memcmp(p, content, SIZE), 0);
-	cr_assert_not(has_thread("gaia-huge"), "nobody is there to do it");
+	cr_assert_not(mnt_has_thread(&mnt, "gaia-huge"), "nobody is there to do it");
 	cr_assert_eq(STATUS("counters", "huge_chunks"), 0);
 	OK(gaia_release(p, SIZE));
 	OK(gaia_munmap(p, SIZE));

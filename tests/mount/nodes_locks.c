@@ -376,7 +376,7 @@ ALL(nodes_locks, a_wait_is_interrupted_by_a_signal)
 	}
 }
 
-ALL(nodes_locks, the_mount_ends_while_a_call_waits)
+static void end_while_a_call_waits(void)
 {
 	struct player w = { .n = 1, .kind = FLOCK, .locked = gate_make() };
 	pid_t child;
@@ -396,31 +396,21 @@ ALL(nodes_locks, the_mount_ends_while_a_call_waits)
 	close(fd);
 }
 
+ALL(nodes_locks, the_mount_ends_while_a_call_waits)
+{
+	end_while_a_call_waits();
+}
+
 /* The call has found the lock taken, and is just about to wait. */
 static void the_mount_ends_while_a_call_begins_to_wait(void)
 {
-	struct player w = { .n = 1, .kind = FLOCK, .locked = gate_make() };
-	pid_t child;
-	int fd;
-
 	close(at[1]);
 	cr_assert_eq(mnt_unmount(&node[1]), 0);
 	setenv("GAIAFS_FAULTS", "lock.before_wait=delay:3000000us", 1);
 	cr_assert_eq(mnt_restart(&node[1]), 0);
 	unsetenv("GAIAFS_FAULTS");
 	at[1] = open(node[1].path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	put(0, "f", "text");
-	fd = open_at(0, "f", O_RDWR);
-	cr_assert_eq(lock(fd, FLOCK, LOCK_EX), 0);
-	child = child_start(wait_and_be_interrupted, &w);
-	cr_assert(gate_pass(w.locked));
-	wait_until(1, 1);
-	close(at[1]);
-	at[1] = -1;
-	cr_assert_eq(kill(node[1].daemon, SIGTERM), 0);
-	cr_assert_eq(mnt_wait(&node[1]), 0);
-	(void)child_wait(child);
-	close(fd);
+	end_while_a_call_waits();
 }
 ON(nodes_locks, the_mount_ends_while_a_call_begins_to_wait, direct, false, false, "0", "")
 

@@ -21,44 +21,13 @@
 #include "child.h"
 #include "gaia/client.h"
 #include "shell.h"
+#include "upgrading.h"
 #include "ways.h"
 
 #define RW (PROT_READ | PROT_WRITE)
 #define PAGE 4096
 #define SIZE (64 * PAGE)
 #define MIB (1024 * 1024)
-
-static int upgrade(void)
-{
-	char said[512];
-	int status = mnt_upgrade(&mnt, NULL, said);
-
-	if (status)
-		fprintf(stderr, "%s", said);
-	return status;
-}
-
-/* The upgrade fails, and says @why. */
-static void refused(const char *option, const char *why)
-{
-	pid_t daemon = mnt.daemon;
-	char said[512];
-
-	cr_assert_eq(mnt_upgrade(&mnt, option, said), 1, "%s: %s", why, said);
-	cr_assert(strstr(said, why), "%s", said);
-	cr_assert_eq(mnt.daemon, daemon);
-	cr_assert_eq(kill(daemon, 0), 0);
-	/* The new daemon's status nobody sees. */
-	cr_assert_eq(mnt_log_lines(&mnt, "Sanitizer"), 0);
-}
-
-static int open_file(const char *name, int flags)
-{
-	int fd = openat(both_root[ON_MOUNT], name, flags, 0644);
-
-	cr_assert_geq(fd, 0, "%s: %s", name, strerror(errno));
-	return fd;
-}
 
 /* ---- load ---- */
 
@@ -305,7 +274,7 @@ static void under_load(const char *const *args)
 	}
 	good = all_get_on(pid);
 	for (int n = upgrades ? atoi(upgrades) : 3; n > 0 && good; n--)
-		good = !upgrade() && all_get_on(pid);
+		good = !upgrade(NULL) && all_get_on(pid);
 	cr_assert(good);
 	shared->over = true;
 	for (int i = 0; i < WORKERS; i++)
@@ -360,7 +329,7 @@ EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
 	do
 		clock_gettime(CLOCK_REALTIME_COARSE, &now);
 	while (now.tv_sec == times.st_mtim.tv_sec && now.tv_nsec <= times.st_mtim.tv_nsec);
-	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(upgrade(NULL), 0);
 	p[2] = 'C';
 	cr_assert_eq(pread(fd, text, 4, 0), 4);
 	cr_assert_str_eq(text, "aBCd");
@@ -379,7 +348,7 @@ EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
 	cr_assert_eq(fstat(gone, &after), 0);
 	cr_assert_eq(after.st_nlink, 0);
 	/* Twice: what was taken over is handed over. */
-	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(upgrade(NULL), 0);
 	cr_assert_eq(pread(gone, text, 4, 0), 4);
 	munmap(p, PAGE);
 	close(fd);
@@ -405,7 +374,7 @@ EACH_WAY(upgrade, a_directory_that_is_being_read_goes_on_where_it_was)
 	while (n < 100 && (e = readdir(d)))
 		if (e->d_name[0] != '.' && !seen[atoi(e->d_name)])
 			seen[atoi(e->d_name)] = ++n;
-	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(upgrade(NULL), 0);
 	while ((e = readdir(d)))
 		if (e->d_name[0] != '.' && !seen[atoi(e->d_name)])
 			seen[atoi(e->d_name)] = ++n;
@@ -429,7 +398,7 @@ EACH_WAY(upgrade, files_that_are_not_open_are_found)
 		cr_assert_eq(write(fd, name, sizeof(name)), sizeof(name));
 		close(fd);
 	}
-	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(upgrade(NULL), 0);
 	snprintf(name, sizeof(name), "/proc/self/fd/%d", known);
 	fd = open(name, O_RDONLY);
 	cr_assert_geq(fd, 0, "%s", strerror(errno));
@@ -451,7 +420,7 @@ EACH_WAY(upgrade, the_new_daemon_has_the_source_and_a_supervisor)
 {
 	struct shell_result r;
 
-	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(upgrade(NULL), 0);
 	r = shell_run("/", 90, "mkdir '%s/other' && \"$GAIAFS\" '%s' '%s/other'", mnt.dir, mnt.backing, mnt.dir);
 	cr_assert_neq(r.status, 0);
 	cr_assert(strstr(r.err, "already mounted by gaiafs"), "%s", r.err);
@@ -472,7 +441,7 @@ EACH_WAY_BARE(upgrade, in_the_background)
 
 	cr_assert_eq(mnt_start(&mnt, &o), 0);
 	shell_ok(mnt.path, "echo before > f");
-	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(upgrade(NULL), 0);
 	shell_ok(mnt.path, "grep before f && echo after > f");
 	shell_ok("/", "\"$GAIA\" status '%s' && \"$GAIA\" umount '%s'", mnt.path, mnt.path);
 	cr_assert_eq(mnt_wait(&mnt), 0);
@@ -513,7 +482,7 @@ EACH_WAY_BARE(upgrade, a_new_daemon_that_dies_changes_nothing)
 
 		refused(NULL, "has ended");
 		goes_on(fd);
-		cr_assert_eq(upgrade(), 0);
+		cr_assert_eq(upgrade(NULL), 0);
 		goes_on(fd);
 		close(fd);
 		way_unmount();
@@ -567,7 +536,7 @@ CACHED_WAYS_BARE(upgrade, what_cannot_be_stored_stays)
 	writer = child_start(write_what_is_not_stored, NULL);
 	cr_assert(gate_pass(written));
 	refused(NULL, "g: Input/output error");
-	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(upgrade(NULL), 0);
 	gate_open(upgraded);
 	cr_assert_eq(child_wait(writer), 0);
 	backing_holds("g", "text", 4);
@@ -673,7 +642,7 @@ EACH_WAY(upgrade, what_is_held_on_devices_keeps_it_from_being_upgraded)
 	cr_assert(p[0] == 'd' && p[1] == 0);
 	cr_assert_eq(gaia_munmap(p, MIB), 0);
 	/* A connection without mappings is no obstacle, and is made again. */
-	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(upgrade(NULL), 0);
 	p = gaia_mmap(MIB, RW, fd, 0, 0);
 	cr_assert_neq(p, MAP_FAILED);
 	cr_assert_eq(gaia_munmap(p, MIB), 0);

@@ -22,6 +22,7 @@
 #include "gaia/client.h"
 #include "raw_client.h"
 #include "shell.h"
+#include "upgrading.h"
 #include "ways.h"
 
 #define RW (PROT_READ | PROT_WRITE)
@@ -30,29 +31,7 @@
 
 static const char *const sims[] = { "--device", "sim:16M,count=2", NULL };
 
-static int upgrade(const char *option)
-{
-	char said[512];
-	int status = mnt_upgrade(&mnt, option, said);
-
-	if (status)
-		fprintf(stderr, "%s", said);
-	return status;
-}
-
-/* The upgrade fails, and says @why. */
-static void refused(const char *option, const char *why)
-{
-	pid_t daemon = mnt.daemon;
-	char said[512];
-
-	cr_assert_eq(mnt_upgrade(&mnt, option, said), 1, "%s: %s", why, said);
-	cr_assert(strstr(said, why), "%s: %s", why, said);
-	cr_assert_eq(mnt.daemon, daemon);
-	cr_assert_eq(kill(daemon, 0), 0);
-}
-
-/* ... and names the process. */
+/* The upgrade fails, says @why, and names the process. */
 static void refused_for(const char *option, const char *why, pid_t pid)
 {
 	char who[64];
@@ -60,14 +39,6 @@ static void refused_for(const char *option, const char *why, pid_t pid)
 	refused(option, why);
 	snprintf(who, sizeof(who), "process %d of user %u", (int)pid, (unsigned)getuid());
 	refused(option, who);
-}
-
-static int open_file(const char *name, int flags)
-{
-	int fd = openat(both_root[ON_MOUNT], name, flags | O_CLOEXEC, 0644);
-
-	cr_assert_geq(fd, 0, "%s: %s", name, strerror(errno));
-	return fd;
 }
 
 static int open_in_child(const char *name, int flags)
@@ -506,7 +477,7 @@ static int ask(void *arg)
 /* Mount so that storage does not answer once clients have made ready for an upgrade; with a client that waits then, for some seconds. */
 static void begin_to_hang(pid_t *client, pid_t *asker)
 {
-	unsigned long n;
+	time_t end = time(NULL) + HANG_SECONDS;
 	int fd;
 
 	rounds_make();
@@ -519,10 +490,10 @@ static void begin_to_hang(pid_t *client, pid_t *asker)
 	*client = child_start(acquire_and_release, NULL);
 	cr_assert(rounds_go_on());
 	*asker = child_start(ask, NULL);
-	do {
-		n = rounds->n;
-		usleep(500000);
-	} while (n != rounds->n);
+	while (!mnt_has_thread(&mnt, "gaia-rest")) {
+		cr_assert(time(NULL) < end);
+		usleep(1000);
+	}
 }
 
 EACH_WAY_BARE(upgrade_clients, if_storage_does_not_answer_they_stay)

@@ -631,6 +631,30 @@ void mnt_show_log(const struct mnt *m)
 	fclose(f);
 }
 
+bool mnt_has_thread(const struct mnt *m, const char *name)
+{
+	char path[300], is[32];
+	struct dirent *e;
+	bool has = false;
+	DIR *d;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)m->daemon);
+	d = opendir(path);
+	while (d && (e = readdir(d))) {
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/comm", (int)m->daemon, e->d_name);
+		f = fopen(path, "re");
+		if (f && fgets(is, sizeof(is), f))
+			has |= !strncmp(is, name, strlen(name)) && is[strlen(name)] == '\n';
+		if (f)
+			fclose(f);
+	}
+	if (d)
+		closedir(d);
+	return has;
+}
+
 int mnt_says(const struct mnt *m, const char *what, char word[16])
 {
 	const char *gaia = getenv("GAIA"), *at;

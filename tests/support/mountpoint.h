@@ -100,6 +100,9 @@ void mnt_show_log(const struct mnt *m);
 /* How many lines of it contain @text. */
 int mnt_log_lines(const struct mnt *m, const char *text);
 
+/* Whether the daemon has a thread of this name. */
+bool mnt_has_thread(const struct mnt *m, const char *name);
+
 /* A word of `gaia status`. (For "cpu_cache" it may differ from the "auto" that was asked for.) 0, or -1 if
  * it is not there. */
 int mnt_says(const struct mnt *m, const char *what, char word[16]);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -20,6 +21,7 @@
 
 #include "../../client/internal.h"
 #include "gaia/client.h"
+#include "thread_sleeps.h"
 
 #define RW (PROT_READ | PROT_WRITE)
 #define LENGTH ((size_t)GAIA_CHUNK)
@@ -256,13 +258,27 @@ Test(client_moves, nobody_waits_for_a_connection_that_has_ended)
 /* ---- acquires, while it may move ---- */
 
 static sem_t interrupted;
+static int starter; /* the thread that acquires what was started */
 
 /* The acquire comes to the gate again. */
 static int ask_and_interrupt(void)
 {
 	ask();
+	starter = gettid();
 	sem_post(&interrupted);
 	return EINTR;
+}
+
+static unsigned calls_inside(void)
+{
+	struct mapping *m = mapping_find((char *)at, LENGTH);
+	unsigned calls;
+
+	pthread_mutex_lock(&gaia_lock);
+	calls = m->conn->calls;
+	pthread_mutex_unlock(&gaia_lock);
+	mapping_put(m);
+	return calls;
 }
 
 static int start_that_waits(void)
@@ -274,8 +290,9 @@ static int start_that_waits(void)
 	fd = gaia_acquire_start(at, LENGTH, RW);
 	cr_assert_geq(fd, 0);
 	sem_wait(&interrupted);
-	/* It is there soon; if it is not yet, the tests find less. */
-	usleep(50000);
+	/* It has left, and waits to come in again. */
+	while (calls_inside() || !thread_sleeps(starter))
+		sched_yield();
 	return fd;
 }
 
@@ -330,6 +347,7 @@ Test(client_moves, who_holds_something_gets_more)
 	cr_assert_eq(acquires, 4);
 	ask();
 	fd = gaia_acquire_start(at + 2 * GAIA_PAGE, GAIA_PAGE, RW);
+	/* Nothing is to happen: so there is nothing to wait for. */
 	usleep(50000);
 	cr_assert_eq(acquires, 4, "nobody has been asked for what is held");
 	say(GAIA_MSG_STAY);

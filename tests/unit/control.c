@@ -888,33 +888,49 @@ static void *revoke_in_thread(void *arg)
 	return (void *)(intptr_t)fake_revoke(*id, 0);
 }
 
-Test(revoking, waits_for_the_answer, .init = begin, .fini = end)
+/* The mapping's first page, and so its first chunk. */
+static void acquire_page(struct peer *p, uint64_t id)
 {
-	uint64_t before = counter_value(CTR_revokes);
-	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
-	struct peer p = join();
-	uint64_t id = map(&p, 0, GAIA_CHUNK);
-	struct gaia_ioc_range io = range(&p, id, 0, GAIA_PAGE);
+	struct gaia_ioc_range io = range(p, id, 0, GAIA_PAGE);
 	int fds[GAIA_MSG_CHUNKS];
-	pthread_t thread;
-	void *result;
+	struct gaia_msg msg;
 	unsigned n;
 
 	io.prot = RW;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
-	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(wire_receive(p->sock, true, &msg, fds, &n), 0);
 	close(fds[0]);
+}
+
+/* What @revoke asks for is answered, and whoever waits for that goes on. */
+static void is_revoked(struct peer *p, const struct gaia_msg *revoke, pthread_t waits)
+{
+	struct gaia_msg answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION, .seq = revoke->seq, .map = revoke->map };
+	void *result;
+
+	cr_assert_eq(wire_send(p->sock, &answer), 0);
+	cr_assert_eq(pthread_join(waits, &result), 0);
+	cr_assert_eq((intptr_t)result, 0);
+}
+
+Test(revoking, waits_for_the_answer, .init = begin, .fini = end)
+{
+	uint64_t before = counter_value(CTR_revokes);
+	struct gaia_msg msg;
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	int fds[GAIA_MSG_CHUNKS];
+	pthread_t thread;
+	unsigned n;
+
+	acquire_page(&p, id);
 	cr_assert_eq(pthread_create(&thread, NULL, revoke_in_thread, &id), 0);
 	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
 	cr_assert_eq(msg.kind, GAIA_MSG_REVOKE);
 	cr_assert_eq(msg.map, id);
 	cr_assert_eq(msg.chunk[0], 0);
 	cr_assert_eq(counter_value(CTR_revokes), before);
-	answer.seq = msg.seq;
-	answer.map = msg.map;
-	cr_assert_eq(wire_send(p.sock, &answer), 0);
-	cr_assert_eq(pthread_join(thread, &result), 0);
-	cr_assert_eq((intptr_t)result, 0);
+	is_revoked(&p, &msg, thread);
 	cr_assert_eq(counter_value(CTR_revokes), before + 1);
 	leave(&p, 1);
 }
@@ -930,20 +946,15 @@ static bool is_busy(void)
 /* Its daemon must not end before it has read the answer. */
 Test(revoking, makes_a_client_busy_for_an_upgrade, .init = begin, .fini = end)
 {
-	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	struct gaia_msg msg;
 	struct gaia_msg ready = { .kind = GAIA_MSG_READY, .version = GAIA_PROTOCOL_VERSION };
 	struct peer p = join_with(GAIA_FEATURE_MOVES);
 	uint64_t id = map(&p, 0, GAIA_CHUNK);
-	struct gaia_ioc_range io = range(&p, id, 0, GAIA_PAGE);
 	int fds[GAIA_MSG_CHUNKS];
 	pthread_t thread;
-	void *result;
 	unsigned n;
 
-	io.prot = RW;
-	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
-	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
-	close(fds[0]);
+	acquire_page(&p, id);
 	control_move_to(fake_control(), GAIA_FEATURES);
 	control_move_ask(fake_control());
 	cr_assert(is_busy());
@@ -957,11 +968,7 @@ Test(revoking, makes_a_client_busy_for_an_upgrade, .init = begin, .fini = end)
 	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
 	cr_assert_eq(msg.kind, GAIA_MSG_REVOKE);
 	cr_assert(is_busy());
-	answer.seq = msg.seq;
-	answer.map = msg.map;
-	cr_assert_eq(wire_send(p.sock, &answer), 0);
-	cr_assert_eq(pthread_join(thread, &result), 0);
-	cr_assert_eq((intptr_t)result, 0);
+	is_revoked(&p, &msg, thread);
 	cr_assert(!is_busy());
 	leave(&p, 1);
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -11,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "thread_sleeps.h"
 #include "umap_rig.h"
 
 TestSuite(umap_signal, .timeout = 100);
@@ -200,8 +202,13 @@ static int read_when_let(void *arg, void *buf, size_t n, uint64_t offset)
 	return 0;
 }
 
+static atomic_int toucher[4];
+static atomic_uint n_begun, n_touchers;
+
 static void *touch_page_3(void *view)
 {
+	toucher[n_begun++] = gettid();
+	n_touchers++;
 	return (void *)(uintptr_t)((volatile unsigned char *)view)[3 * 4096];
 }
 
@@ -224,8 +231,12 @@ Test(umap_signal, a_page_that_many_touch_is_read_once)
 	atomic_store(&hold, true);
 	for (unsigned i = 0; i < 4; i++)
 		cr_assert_eq(pthread_create(&thread[i], NULL, touch_page_3, view), 0);
-	while (atomic_load(&reads) == 0)
-		usleep(1000);
+	/* One of them reads; the others wait for it. */
+	while (atomic_load(&reads) == 0 || n_touchers < 4)
+		sched_yield();
+	for (unsigned i = 0; i < 4; i++)
+		while (!thread_sleeps(toucher[i]))
+			sched_yield();
 	atomic_store(&hold, false);
 	for (unsigned i = 0; i < 4; i++) {
 		pthread_join(thread[i], &byte);
