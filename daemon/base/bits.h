@@ -62,6 +62,14 @@ static inline void bits_set(uint64_t *map, unsigned a, unsigned b)
 		a = end;
 	}
 }
+/* Add the set bits of @word to @map, from @at on. Words beyond the last set bit are not touched. */
+static inline void bits_add(uint64_t *map, uint64_t at, uint64_t word)
+{
+	map += at / 64;
+	map[0] |= word << (at % 64);
+	if (at % 64 && word >> (64 - at % 64))
+		map[1] |= word >> (64 - at % 64);
+}
 static inline unsigned bits_count(const uint64_t *map, unsigned words)
 {
 	unsigned n = 0;

@@ -78,10 +78,13 @@ void fill_some(unsigned char *p, int value, size_t bytes, size_t apart);
 /* Times and counters of one thing. */
 struct timing {
 	struct samples us;
-	json_t *before, *moved; /* moved: by how much the counters did in the last repetition */
+	json_t *before, *moved; /* moved: by how much the counters did in one repetition */
 	double t0;
 };
-void timing_begin(struct timing *t);
+/* What @t->moved is. */
+void counting_begin(struct timing *t);
+void counting_end(struct timing *t);
+void timing_begin(struct timing *t, const struct repeat *r);
 void timing_end(struct timing *t, const struct repeat *r);
 
 /* A row without its end: the samples, and the rate of @bytes (0: none). */
@@ -103,7 +106,7 @@ void end_timing(struct timing *t);
 #define TIME(t, most, before, call)                            \
 	for (struct repeat r_ = repeat(most); again(&r_);) {    \
 		before;                                        \
-		timing_begin(t);                               \
+		timing_begin(t, &r_);                          \
 		call;                                          \
 		timing_end(t, &r_);                            \
 	}

@@ -210,7 +210,6 @@ static void read_at_random(const struct file *f, struct timing *t)
 void section_reads(void)
 {
 	struct timing in_order = { 0 }, at_random = { 0 };
-	struct repeat last = { .i = 0 };
 	struct file f;
 	unsigned char *p;
 	int value = 1;
@@ -228,9 +227,9 @@ void section_reads(void)
 	acquire(p, f.bytes, RW);
 	fill(p, ++value, f.bytes);
 	release(p, f.bytes);
-	timing_begin(&at_random);
+	counting_begin(&at_random);
 	read_at_random(&f, &at_random);
-	timing_end(&at_random, &last);
+	counting_end(&at_random);
 	put_timing(&at_random, &f, "CPU reads what the device released, 4 KiB at random", 0, 0);
 	row_number("bytes", PAGE);
 	row_number("counted_reads", 64);
@@ -252,7 +251,7 @@ static void first_map_rows(const struct file *f, size_t n, bool on_device)
 
 		if (!on_device)
 			evict(f, 0);
-		timing_begin(&t);
+		timing_begin(&t, &r);
 		t0 = now_us();
 		p = map(f, f->bytes, 0);
 		t1 = now_us();

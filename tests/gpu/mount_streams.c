@@ -48,7 +48,7 @@ static void loop_rows(const struct file *f, unsigned char *p, size_t n, CUstream
 	for (struct repeat r = repeat(7); again(&r);) {
 		double t0;
 
-		timing_begin(&queued);
+		timing_begin(&queued, &r);
 		t0 = now_us();
 		for (unsigned i = 0; i < steps; i++)
 			queue_step(p, n, (int)(r.i + i), s);
@@ -81,7 +81,7 @@ static void new_mapping_row(const struct file *f, CUstream s)
 		unsigned char *p = map(f, CHUNK, 0);
 
 		acquire(p, CHUNK, PROT_READ);
-		timing_begin(&t);
+		timing_begin(&t, &r);
 		must(gaia_acquire_on(p, CHUNK, PROT_READ, s) == 0, "gaia_acquire_on");
 		timing_end(&t, &r);
 		CU(StreamSynchronize(s));

@@ -73,6 +73,11 @@ static void on_fault(int sig)
 	siglongjmp(fault_jump, 1);
 }
 
+static bool on_gpu(const struct actor *a)
+{
+	return a->def->kind == 'D' && !a->def->on_host && gpu_is(a->def->device);
+}
+
 /* Of memory of the GPU: the same by the driver. */
 static int copy_gpu(uint8_t *to, const void *from, size_t len, uint64_t times, uint64_t stride)
 {
@@ -87,7 +92,7 @@ static int copy_gpu(uint8_t *to, const void *from, size_t len, uint64_t times, u
 static int copy_guarded(const struct actor *a, uint8_t *to, const void *from, size_t len,
 			uint64_t times, uint64_t stride)
 {
-	if (a->def->kind == 'D' && !a->def->on_host && gpu_is(a->def->device))
+	if (on_gpu(a))
 		return copy_gpu(to, from, len, times, stride);
 	if (sigsetjmp(fault_jump, 1)) {
 		may_fault = 0;
@@ -543,12 +548,25 @@ static void tidy(struct actor *a)
 
 /* ---- steps ---- */
 
+/*
+ * What a GPU leaves to programs: it does not refuse what was not acquired, and what has no memory its driver takes for an
+ * address of the program's.
+ */
+static bool nothing_refuses(const struct actor *a, const struct step *st)
+{
+	return on_gpu(a) && st->n_allowed == 1 && st->allowed[0].kind == OUT_ERROR && st->allowed[0].error == EFAULT;
+}
+
 static void do_memory(struct actor *a, const struct step *st, struct seen *seen)
 {
 	if (!a->map || st->off + st->len > a->map_len) {
 		snprintf(seen->text, sizeof(seen->text), "%s",
 			 a->map ? "the range is outside the mapping" : "nothing is mapped");
 		seen->wrong = true;
+		return;
+	}
+	if (nothing_refuses(a, st)) {
+		seen->err = EFAULT;
 		return;
 	}
 	if (st->op == OP_STORE) {

@@ -732,11 +732,12 @@ static void unmap_chunk(struct client *cl, uint64_t idx)
 static int host_revoke(void *arg, uint64_t map, uint64_t idx)
 {
 	struct client *cl = arg;
+	void (*before)(void *, struct client *, uint64_t) = atomic_load(&cl->rig->before_revoke);
 
 	must(idx < cl->n_chunks);
 	atomic_fetch_add(&cl->revoked, 1);
-	if (cl->rig->before_revoke)
-		cl->rig->before_revoke(cl->rig->arg, cl, idx);
+	if (before)
+		before(cl->rig->arg, cl, idx);
 	if (cl->hoards)
 		atomic_store(&cl->alive, false);
 	else

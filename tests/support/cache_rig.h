@@ -72,7 +72,7 @@ struct rig {
 	/* The same for chunks that a client has just been given: the acquire is not complete yet. */
 	void (*after_grant)(void *arg, struct client *cl, uint64_t idx);
 	/* Called when a client is asked to unmap a chunk, before it does. */
-	void (*before_revoke)(void *arg, struct client *cl, uint64_t idx);
+	void (*_Atomic before_revoke)(void *arg, struct client *cl, uint64_t idx);
 	/* Set by a test: whether a client that is asked for memory takes its time, on any thread. */
 	bool (*late)(void *arg, const struct client *cl);
 	void *arg;

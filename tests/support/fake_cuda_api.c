@@ -12,18 +12,21 @@
 struct page_hash fake_cuda_hash(const void *page)
 {
 	struct hash_pair pair[HASH_LANES], sums[HASH_LANES];
+	struct hash_keys keys[HASH_LANES];
 	word_t half[2] = { 0, 0 };
 	const word_t *words = page;
 
-	for (uint32_t lane = 0; lane < HASH_LANES; lane++)
+	for (uint32_t lane = 0; lane < HASH_LANES; lane++) {
+		keys[lane] = hash_keys_of(lane);
 		pair[lane] = hash_begin(lane);
+	}
 	for (uint32_t block = 0; block < HASH_BLOCKS; block++) {
 		memset(sums, 0, sizeof(sums));
 		for (uint32_t lane = 0; lane < HASH_LANES; lane++) {
 			for (uint32_t i = 0; i < HASH_UNITS; i++) {
 				const word_t *unit = &words[2 * hash_unit(block, i, lane)];
 
-				hash_add(&sums[lane], unit[0], unit[1], hash_unit_keys(block, i, lane));
+				hash_add(&sums[lane], unit[0], unit[1], &keys[lane], block, i);
 			}
 		}
 		for (uint32_t lane = 0; lane < HASH_LANES; lane++) {
@@ -31,7 +34,7 @@ struct page_hash fake_cuda_hash(const void *page)
 
 			both.of[0] += sums[lane ^ 4].of[0];
 			both.of[1] += sums[lane ^ 4].of[1];
-			hash_end_block(&pair[lane], &both, block, lane);
+			hash_end_block(&pair[lane], &both, block, &keys[lane]);
 		}
 	}
 	for (uint32_t lane = 0; lane < HASH_LANES; lane++)

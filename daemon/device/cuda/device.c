@@ -380,6 +380,7 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 	cuda->base.ops = &cuda_ops;
 	cuda->base.core = &cuda->base;
 	cuda->copy_from = cuda->copy_alone_from = copy_from;
+	cuda->kept = -1;
 	init_locks(cuda);
 	err = identify(cuda, config->index, model);
 	if (!err)

@@ -131,7 +131,8 @@ struct cuda {
 
 	atomic_bool off;	/* broken: everything fails from now on */
 	bool stop_pinner;	/* the lock of host.c */
-	atomic_bool told_of_descriptors;
+	atomic_bool told_of_descriptors, kept_tried;
+	int kept; /* a descriptor of memory: see keep_descriptor(). Its field, and later of who ends the device */
 
 	/* armed_lock is taken to make entries of `armed`, which are constant once they are not 0. */
 	pthread_mutex_t armed_lock;

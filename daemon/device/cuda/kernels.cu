@@ -112,7 +112,7 @@ static __device__ __forceinline__ word_t add_across(word_t x, uint32_t lane_bit)
  */
 template <enum dev_kind kind>
 static __device__ __forceinline__ word_t hash_page(const struct page_item *item, uint32_t n, uint32_t lane,
-						   bool there)
+						   bool there, const struct hash_keys *keys)
 {
 	struct hash_pair pair = hash_begin(lane);
 	word_t half;
@@ -126,10 +126,10 @@ static __device__ __forceinline__ word_t hash_page(const struct page_item *item,
 			take_block<kind>(item, n, block, lane, unit);
 #pragma unroll
 		for (uint32_t i = 0; i < HASH_UNITS; i++)
-			hash_add(&sums, unit[i].x, unit[i].y, hash_unit_keys(block, i, lane));
+			hash_add(&sums, unit[i].x, unit[i].y, keys, block, i);
 		sums.of[0] = add_across(sums.of[0], 4);
 		sums.of[1] = add_across(sums.of[1], 4);
-		hash_end_block(&pair, &sums, block, lane);
+		hash_end_block(&pair, &sums, block, keys);
 	}
 	half = add_across(hash_part(&pair, lane), 1);
 	return hash_end(add_across(half, 2), lane);
@@ -141,13 +141,14 @@ static __device__ __forceinline__ word_t hash_page(const struct page_item *item,
  */
 template <enum dev_kind kind>
 static __device__ __forceinline__ uint32_t hash_pages(const struct page_item *items, uint32_t n_items,
-						      uint32_t first, uint32_t end, uint32_t warp_lane)
+						      uint32_t first, uint32_t end, uint32_t warp_lane,
+						      const struct hash_keys *keys)
 {
 	uint32_t group = warp_lane / HASH_LANES, lane = warp_lane % HASH_LANES;
 	bool there = first + group < end, changed = false;
 	uint32_t number = there ? first + group : first, votes, bits = 0;
 	const struct page_item *item = page_find_item(items, n_items, number);
-	word_t half = hash_page<kind>(item, number - item->first, lane, there);
+	word_t half = hash_page<kind>(item, number - item->first, lane, there, keys);
 
 	if (there && lane % 4 == 0) {
 		struct page_hash *armed = &item->armed[number - item->first];
@@ -191,14 +192,18 @@ work(const __grid_constant__ struct item_list<room> list, uint32_t n_items, uint
 	const uint32_t at_once = hashes ? PAGE_LANES / HASH_LANES : 1;
 	uint32_t lane = threadIdx.x % PAGE_LANES;
 	uint32_t warp = blockIdx.x * WARPS + threadIdx.x / PAGE_LANES;
+	struct hash_keys keys;
 
+	/* Once, and then in registers: as loads between those of pages they would wait for these. */
+	if (hashes)
+		keys = hash_keys_of(lane % HASH_LANES);
 	for (uint32_t first = warp * PAGES_A_WARP(kind); first < n_pages;
 	     first += gridDim.x * WARPS * PAGES_A_WARP(kind)) {
 		uint32_t end = min(first + PAGES_A_WARP(kind), n_pages), bits = 0;
 
 		for (uint32_t number = first; number < end; number += at_once) {
 			if (hashes) {
-				bits |= hash_pages<kind>(list.item, n_items, number, end, lane) << (number - first);
+				bits |= hash_pages<kind>(list.item, n_items, number, end, lane, &keys) << (number - first);
 			} else {
 				const struct page_item *item = page_find_item(list.item, n_items, number);
 

@@ -68,7 +68,7 @@ DEVICE_INLINE const struct page_item *page_find_item(const struct page_item *ite
 #define HASH_UNITS 8u		/* of a lane, in a block: 16 bytes each */
 
 /* XXH3's default secret, as the words in which it is used here. */
-PAGE_TABLE word_t hash_keys[24] = {
+PAGE_TABLE word_t hash_secret[24] = {
 	0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de, 0x1f67b3b7a4a44072,
 	0x78e5c0cc4ee679cb, 0x2172ffcc7dd05a82, 0x8e2443f7744608b8, 0x4c263a81e69035e0,
 	0xcb00c391bb52283c, 0xa32e531b8b65d088, 0x4ef90da297486471, 0xd8acdea946ef1938,
@@ -106,28 +106,41 @@ DEVICE_INLINE uint32_t hash_unit(uint32_t block, uint32_t i, uint32_t lane)
 	return (block * HASH_UNITS + i) * HASH_LANES + lane;
 }
 
-/* The keys of its two words. */
-DEVICE_INLINE const word_t *hash_unit_keys(uint32_t block, uint32_t i, uint32_t lane)
-{
-	uint32_t stripe = 2 * i + lane / 4, accumulator = 2 * (lane % 4);
-	bool last = block == HASH_BLOCKS - 1 && stripe == 2 * HASH_UNITS - 1;
+/* The keys of a lane: two for each of its units in a block, others for its last unit in the page, and two to scramble with. */
+struct hash_keys {
+	word_t unit[2 * HASH_UNITS], last[2], scramble[2];
+};
 
-	return last ? &hash_last_keys[accumulator] : &hash_keys[stripe + accumulator];
+DEVICE_INLINE struct hash_keys hash_keys_of(uint32_t lane)
+{
+	uint32_t stripe = lane / 4, accumulator = 2 * (lane % 4);
+	struct hash_keys keys;
+
+	for (uint32_t i = 0; i < 2 * HASH_UNITS; i++)
+		keys.unit[i] = hash_secret[stripe + accumulator + i];
+	for (uint32_t i = 0; i < 2; i++) {
+		keys.last[i] = stripe ? hash_last_keys[accumulator + i] : keys.unit[2 * HASH_UNITS - 2 + i];
+		keys.scramble[i] = hash_secret[16 + accumulator + i];
+	}
+	return keys;
 }
 
-/* Add a unit, the two words of it, to the sums of the block. */
-DEVICE_INLINE void hash_add(struct hash_pair *sums, word_t first, word_t second, const word_t *keys)
+/* Add the lane's @i-th unit in a block, the two words of it, to the sums of the block. */
+DEVICE_INLINE void hash_add(struct hash_pair *sums, word_t first, word_t second, const struct hash_keys *keys,
+			    uint32_t block, uint32_t i)
 {
-	word_t x = first ^ keys[0], y = second ^ keys[1];
+	bool last = block == HASH_BLOCKS - 1 && i == HASH_UNITS - 1;
+	word_t x = first ^ (last ? keys->last[0] : keys->unit[2 * i]);
+	word_t y = second ^ (last ? keys->last[1] : keys->unit[2 * i + 1]);
 
 	sums->of[0] += (x & 0xffffffff) * (x >> 32) + second;
 	sums->of[1] += (y & 0xffffffff) * (y >> 32) + first;
 }
 
 /* Done between blocks. */
-DEVICE_INLINE word_t hash_scramble(word_t value, uint32_t accumulator)
+DEVICE_INLINE word_t hash_scramble(word_t value, word_t key)
 {
-	return (value ^ (value >> 47) ^ hash_keys[16 + accumulator]) * 0x9e3779b1;
+	return (value ^ (value >> 47) ^ key) * 0x9e3779b1;
 }
 
 DEVICE_INLINE struct hash_pair hash_begin(uint32_t lane)
@@ -140,11 +153,11 @@ DEVICE_INLINE struct hash_pair hash_begin(uint32_t lane)
 
 /* Add the block's sums to the accumulators. @sums: of the even and the odd stripes together. */
 DEVICE_INLINE void hash_end_block(struct hash_pair *pair, const struct hash_pair *sums, uint32_t block,
-				  uint32_t lane)
+				  const struct hash_keys *keys)
 {
 	for (uint32_t i = 0; i < 2; i++) {
 		if (block)
-			pair->of[i] = hash_scramble(pair->of[i], 2 * (lane % 4) + i);
+			pair->of[i] = hash_scramble(pair->of[i], keys->scramble[i]);
 		pair->of[i] += sums->of[i];
 	}
 }

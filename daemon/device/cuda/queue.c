@@ -13,9 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bits.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "device/cuda/internal.h"
+
+#define ASK_NS 60000u
 
 /* ---- the submitter's side ---- */
 
@@ -113,6 +116,7 @@ static struct cuda_batch *take_idle(struct cuda *cuda)
 	b->err = 0;
 	b->host_epoch = cuda_host_begin();
 	b->n_items = b->n_pages = b->n_copies = b->n_unstage = b->staged = 0;
+	memset(b->unarmed, 0, sizeof(b->unarmed));
 	return b;
 }
 
@@ -274,21 +278,19 @@ static void mark_armed(struct cuda_batch *b, const struct dev_op *op, const stru
 		return;
 	if (kind == DEV_COPY_WITHIN)
 		other = container_of(run->other, struct cuda_chunk, base);
-	for (uint32_t i = 0; i < n; i++, nth++) {
-		uint32_t page = run->page + at + i;
-		uint64_t bit = 1ull << (page % 64), *word = &chunk->unarmed[page / 64];
-		bool unarmed = *word & bit;
+	/* A word of pages at a time. */
+	for (uint32_t page = run->page + at, end = page + n, next; page < end; nth += next - page, page = next) {
+		uint64_t *word = &chunk->unarmed[page / 64], mask, unarmed;
 
-		if (kind == DEV_FIND_CHANGED) {
-			uint64_t *of_batch = &b->unarmed[nth / 64];
-
-			*of_batch = (*of_batch & ~(1ull << (nth % 64))) | (uint64_t)unarmed << (nth % 64);
-		}
+		next = MIN((page / 64 + 1) * 64, end);
+		mask = ~0ull >> (64 - (next - page)) << (page % 64);
+		if (kind == DEV_FIND_CHANGED)
+			bits_add(b->unarmed, nth, (*word & mask) >> (page % 64));
 		if (kind == DEV_COPY_WITHIN)
-			unarmed = other->unarmed[page / 64] & bit;
+			unarmed = other->unarmed[page / 64];
 		else
-			unarmed = (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) && !op->arm;
-		*word = unarmed ? *word | bit : *word & ~bit;
+			unarmed = (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) && !op->arm ? ~0ull : 0;
+		*word = (*word & ~mask) | (unarmed & mask);
 	}
 }
 
@@ -414,11 +416,26 @@ void *cuda_issuer_main(void *arg)
 
 /* ---- the completer's side ---- */
 
+/*
+ * The thread that sleeps for an event wakes up 40 us after it (an H200 in a virtual machine); most operations have ended before
+ * that. So it asks for a moment first.
+ */
+static CUresult wait_for_event(struct cuda *cuda, CUevent event)
+{
+	uint64_t until = now_ns() + ASK_NS;
+	CUresult result;
+
+	do
+		result = cuda->api->cuEventQuery(event);
+	while (result == CUDA_ERROR_NOT_READY && now_ns() < until);
+	return result == CUDA_ERROR_NOT_READY ? cuda->api->cuEventSynchronize(event) : result;
+}
+
 /* Wait until nothing of the batch is under way any more. Returns whether it was carried out. */
 static int wait_for(struct cuda *cuda, struct cuda_batch *b)
 {
 	if (b->recorded) {
-		b->err = cuda_check(cuda, cuda->api->cuEventSynchronize(b->event), "cuEventSynchronize");
+		b->err = cuda_check(cuda, wait_for_event(cuda, b->event), "waiting for an event");
 		if (!b->err)
 			return 0;
 	}
@@ -440,14 +457,11 @@ static void finish(struct cuda_batch *b, uint64_t bit)
 	if (b->op->kind != DEV_FIND_CHANGED)
 		return;
 	for (uint32_t first = 0; first < b->n_pages; first += 64) {
-		uint64_t changed = b->changed[first / 64] | b->unarmed[first / 64], at;
+		uint64_t changed = b->changed[first / 64] | b->unarmed[first / 64];
 
 		if (b->n_pages - first < 64)
 			changed &= (1ull << (b->n_pages - first)) - 1;
-		for (; changed; changed &= changed - 1) {
-			at = bit + first + (unsigned)__builtin_ctzll(changed);
-			b->op->changed[at / 64] |= 1ull << (at % 64);
-		}
+		bits_add(b->op->changed, bit + first, changed);
 	}
 }
 
