@@ -70,6 +70,13 @@ static inline void bits_add(uint64_t *map, uint64_t at, uint64_t word)
 	if (at % 64 && word >> (64 - at % 64))
 		map[1] |= word >> (64 - at % 64);
 }
+/* Those bits of word @w that are in [a, b). */
+static inline uint64_t bits_within(unsigned w, unsigned a, unsigned b)
+{
+	unsigned first = MAX(a, w * 64), end = MIN(b, (w + 1) * 64);
+
+	return first < end ? ~0ull >> (64 - (end - first)) << (first % 64) : 0;
+}
 static inline unsigned bits_count(const uint64_t *map, unsigned words)
 {
 	unsigned n = 0;

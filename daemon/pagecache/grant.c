@@ -252,12 +252,24 @@ static void count_writing(struct grant *g, unsigned a, unsigned b, unsigned beyo
 	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
 
 	grant_held(g, a, b, HELD_WRITING, writing);
-	for (unsigned i = a; (i = bits_first(writing, i, b)) < b; i++) {
-		if (bit_test(g->counted, i))
-			continue;
-		bit_set(g->counted, i);
-		replica_hold(g->replica, i, i >= beyond, g->mapping->detects);
+	for (unsigned w = a / 64; w * 64 < b; w++) {
+		uint64_t more = writing[w] & ~g->counted[w] & bits_within(w, a, b);
+
+		g->counted[w] |= more;
+		for (unsigned i; more; more &= more - 1) {
+			i = w * 64 + (unsigned)__builtin_ctzll(more);
+			replica_hold(g->replica, i, i >= beyond, g->mapping->detects);
+		}
 	}
+}
+
+/* Of the pages [a, b) of word @w those that are counted, though not held for writing any more: they are not counted now. */
+static uint64_t count_less(struct grant *g, unsigned w, unsigned a, unsigned b, const uint64_t *writing)
+{
+	uint64_t less = g->counted[w] & ~writing[w] & bits_within(w, a, b);
+
+	g->counted[w] &= ~less;
+	return less;
 }
 
 /* Holds for writing that are not there any more are dropped from the replica; @untold: nobody was told that he had them. */
@@ -266,14 +278,17 @@ static void drop_ended(struct grant *g, unsigned a, unsigned b, bool untold)
 	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
 
 	grant_held(g, a, b, HELD_WRITING, writing);
-	for (unsigned i = a; (i = bits_first(g->counted, i, b)) < b; i++) {
-		if (bit_test(writing, i))
-			continue;
-		bit_clear(g->counted, i);
-		if (untold)
-			replica_undo_hold(g->replica, i);
-		else
-			replica_drop_hold(g->replica, i);
+	for (unsigned w = a / 64; w * 64 < b; w++) {
+		uint64_t less = count_less(g, w, a, b, writing);
+
+		for (; less; less &= less - 1) {
+			unsigned i = w * 64 + (unsigned)__builtin_ctzll(less);
+
+			if (untold)
+				replica_undo_hold(g->replica, i);
+			else
+				replica_drop_hold(g->replica, i);
+		}
 	}
 	grant_repin(g);
 }
@@ -365,12 +380,8 @@ void grant_released(struct grant *g, unsigned a, unsigned b, unsigned n, uint64_
 			mark(g, h, a, b, writing);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
-	for (unsigned i = a; (i = bits_first(g->counted, i, b)) < b; i++) {
-		if (bit_test(writing, i))
-			continue;
-		bit_clear(g->counted, i);
-		bit_set(ended, i);
-	}
+	for (unsigned w = a / 64; w * 64 < b; w++)
+		ended[w] |= count_less(g, w, a, b, writing);
 	grant_repin(g);
 }
 

@@ -25,11 +25,19 @@
 #include "pagecache/segments.h"
 #include "pagecache/state.h"
 
-/* The next page that may be published and in which something may have been stored beyond the end of the file. */
+/*
+ * The next page, from @i on, that may be published, and in which something may have been stored beyond the end of the file, since that lies in it
+ * or before it.
+ */
 static unsigned next_to_cut(const struct release *rl, unsigned i)
 {
-	unsigned compare = bits_first(rl->compare, i, rl->b);
+	uint64_t at = rl->ch->index * GAIA_CHUNK, size = cfile_size(rl->ch->file);
+	unsigned compare;
 
+	/* Pages before that with the end are whole. */
+	if (size > at)
+		i = (unsigned)MIN(MAX((size - at) / GAIA_PAGE, (uint64_t)i), (uint64_t)rl->b);
+	compare = bits_first(rl->compare, i, rl->b);
 	for (i = bits_first(rl->detected, i, rl->b); i < rl->b && !bit_test(rl->found, i);)
 		i = bits_first(rl->detected, i + 1, rl->b);
 	return MIN(i, compare);
@@ -75,12 +83,12 @@ static void add_runs(const struct release *rl, unsigned n, struct dev_op *op)
 	unsigned room = 0;
 
 	for (unsigned k = 0; k < n; k++)
-		for (unsigned i = rl[k].a; (i = bits_first(rl[k].compare, i, rl[k].b)) < rl[k].b; i++) {
+		FOR_RUNS(rl[k].compare, rl[k].a, rl[k].b, i, j) {
 			if (op->n == room) {
 				room = MAX(2 * room, 16u);
 				runs = xrealloc(runs, room * sizeof(*runs));
 			}
-			dev_run_add(op, runs, rl[k].grant->replica->mem, i, NULL, NULL);
+			runs[op->n++] = (struct dev_run){ .mem = rl[k].grant->replica->mem, .page = i, .npages = j - i };
 		}
 	op->runs = runs;
 }
