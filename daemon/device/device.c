@@ -181,7 +181,7 @@ static const char *run_fault(enum dev_kind kind, const struct dev_run *run)
 		return "its limit is beyond a page";
 	if (kind == DEV_PULL && run->limit && !page_aligned(run->base))
 		return "its base is not page aligned";
-	if (kind == DEV_ZERO && run->npages != 1)
+	if (kind == DEV_ZERO && run->limit > 0 && run->npages != 1)
 		return "it zeroes the ends of several pages";
 	return NULL;
 }

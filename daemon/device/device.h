@@ -85,7 +85,7 @@ enum dev_kind {
 	 * in place: a client that reads sees the old or the new byte.
 	 */
 	DEV_PULL,
-	/* Zero the bytes from limit to the end of the page (one page a run). Armed hashes stay. */
+	/* Zero the bytes from limit to the end of the page (one page a run, unless limit is 0). Armed hashes stay. */
 	DEV_ZERO,
 	/* Remember the 128-bit hash of the pages' present contents. */
 	DEV_ARM,

@@ -448,7 +448,7 @@ static void carry_out_run(const struct dev_op *op, const struct dev_run *run, si
 		}
 		break;
 	case DEV_ZERO:
-		memset(data + run->limit, 0, GAIA_PAGE - run->limit);
+		memset(data + run->limit, 0, bytes - run->limit);
 		break;
 	case DEV_ARM:
 		for (i = 0; i < run->npages; i++)

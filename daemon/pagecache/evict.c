@@ -491,7 +491,7 @@ static int copy_current(struct replica *rep, struct devmem *mem)
 		if (replica_has(rep, i))
 			dev_run_add(&copy, runs, mem, i, NULL, rep->mem);
 		else
-			runs[GAIA_CHUNK_PAGES + zero.n++] = (struct dev_run){ .mem = mem, .page = i, .npages = 1 };
+			dev_run_add(&zero, runs + GAIA_CHUNK_PAGES, mem, i, NULL, NULL);
 	}
 	pthread_mutex_unlock(&rep->chunk->lock);
 	if (copy.n > 0)

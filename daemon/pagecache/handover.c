@@ -76,6 +76,24 @@ bool delivery_wait(struct grant *g, uint64_t *seq)
 	return done;
 }
 
+/* How many pages of the chunk are in the file, if only in part. It may grow meanwhile. */
+static unsigned pages_in_file(const struct chunk *ch)
+{
+	unsigned end = GAIA_CHUNK_PAGES;
+
+	while (end > 0 && page_limit(ch, end - 1) == 0)
+		end--;
+	return end;
+}
+
+/* The next page before @end that has to be brought, from @i on; or @end. Of what the index says is current nothing has. chunk->lock is held. */
+static unsigned next_to_bring(struct replica *rep, unsigned i, unsigned end, const uint64_t *held)
+{
+	while ((i = bits_first(rep->stale, i, end)) < end && !replica_to_bring(rep, i, bit_test(held, i), true))
+		i++;
+	return i;
+}
+
 /* Bring all pages of the chunk that somebody holds or released up to date, and see which others must become zeros. Its pages are locked. */
 static int show_locked(struct to_show *show)
 {
@@ -83,20 +101,14 @@ static int show_locked(struct to_show *show)
 	struct chunk *ch = rep->chunk;
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
 	int err = passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
-	unsigned end = GAIA_CHUNK_PAGES;
+	unsigned end;
 
 	pthread_mutex_lock(&ch->lock);
-	/* The file may grow meanwhile. */
-	while (end > 0 && page_limit(ch, end - 1) == 0)
-		end--;
+	end = pages_in_file(ch);
 	replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
-	for (unsigned i = 0, j; i < GAIA_CHUNK_PAGES && !err; i = j) {
-		for (j = i; j < GAIA_CHUNK_PAGES && replica_to_bring(rep, j, bit_test(held, j), j < end); j++)
+	for (unsigned i = 0, j; !err && (i = next_to_bring(rep, i, end, held)) < end; i = j) {
+		for (j = i + 1; j < end && next_to_bring(rep, j, j + 1, held) == j; j++)
 			;
-		if (i == j) {
-			j++;
-			continue;
-		}
 		pthread_mutex_unlock(&ch->lock);
 		err = replica_bring(rep, i, j);
 		pthread_mutex_lock(&ch->lock);
@@ -119,10 +131,14 @@ static bool show_joins(struct to_show *show)
 		return false;
 	pthread_mutex_lock(&ch->lock);
 	joins = pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
-	if (joins)
+	if (joins) {
+		unsigned end = pages_in_file(ch);
+
 		replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && joins; i++)
-		joins = !replica_to_bring(rep, i, bit_test(held, i), page_limit(ch, i) > 0) || (pages_unlock(ch, 0, GAIA_CHUNK_PAGES), false);
+		joins = next_to_bring(rep, 0, end, held) == end;
+		if (!joins)
+			pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	}
 	pthread_mutex_unlock(&ch->lock);
 	return joins;
 }

@@ -55,18 +55,20 @@ static int zero_memory(struct chunk *ch, struct cache_device *dev, struct devmem
 {
 	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
 	struct dev_op op = { .kind = DEV_ZERO, .runs = runs };
+	unsigned n_pages = 0;
 	int err;
 
-	for (unsigned i = a; i < b; i++)
-		if (bit_test(pages, i))
-			runs[op.n++] = (struct dev_run){ .mem = mem, .page = i, .npages = 1 };
+	FOR_RUNS(pages, a, b, i, j) {
+		runs[op.n++] = (struct dev_run){ .mem = mem, .page = i, .npages = j - i };
+		n_pages += j - i;
+	}
 	/* The pages' locks keep the memory. */
 	pthread_mutex_unlock(&ch->lock);
 	err = cache_device_run(dev, &op);
 	pthread_mutex_lock(&ch->lock);
 	free(runs);
 	if (!err)
-		count(CTR_device_zeroed, op.n);
+		count(CTR_device_zeroed, n_pages);
 	return err;
 }
 
@@ -83,6 +85,11 @@ static unsigned to_zero(struct replica *rep, unsigned a, unsigned b, unsigned en
 	unsigned n = 0;
 
 	for (unsigned i = a; i < b; i++) {
+		/* What the index says is current has nothing old in it, but where it was released and stored to again. */
+		if (i < end && rep->n_snapped == 0)
+			i = bits_first(rep->stale, i, MIN(b, end));
+		if (i == b)
+			break;
 		if (!replica_to_zero(rep, i, bit_test(held, i), all, i < end))
 			continue;
 		bit_set(pages, i);
@@ -132,9 +139,8 @@ int replicas_zero(const struct to_show *show, unsigned n)
 		return 0;
 	op.runs = runs = xmalloc(n_pages * sizeof(*runs));
 	for (unsigned k = 0; k < n; k++)
-		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
-			if (bit_test(show[k].old, i))
-				runs[op.n++] = (struct dev_run){ .mem = show[k].rep->mem, .page = i, .npages = 1 };
+		FOR_RUNS(show[k].old, 0, GAIA_CHUNK_PAGES, i, j)
+			runs[op.n++] = (struct dev_run){ .mem = show[k].rep->mem, .page = i, .npages = j - i };
 	err = cache_device_run(show[0].rep->dev, &op);
 	free(runs);
 	if (err)

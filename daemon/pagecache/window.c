@@ -217,7 +217,7 @@ static int window_overwrite(struct window *w)
 			continue;
 		FOR_TODO(pt, i)
 			if (pt->step[i] == TRACK_ZERO)
-				w->runs[op.n++] = (struct dev_run){ .mem = pt->rep->mem, .page = i, .npages = 1 };
+				dev_run_add(&op, w->runs, pt->rep->mem, i, NULL, NULL);
 	}
 	if (op.n == 0)
 		return 0;
@@ -385,7 +385,7 @@ static void zero_add(struct window *w, struct dev_run *runs)
 			continue;
 		FOR_TODO(pt, i)
 			if (is_zeros(pt, i)) {
-				runs[w->zero.op.n++] = (struct dev_run){ .mem = pt->rep->mem, .page = i, .npages = 1 };
+				dev_run_add(&w->zero.op, runs, pt->rep->mem, i, NULL, NULL);
 				w->zero.pages++;
 			}
 	}
@@ -612,7 +612,7 @@ int window_zero(struct window *w)
 	}
 	for (unsigned k = 0; k < w->n; k++)
 		FOR_BEYOND(w->at[k], i)
-			runs[op.n++] = (struct dev_run){ .mem = w->at[k]->rep->mem, .page = i, .npages = 1 };
+			dev_run_add(&op, runs, w->at[k]->rep->mem, i, NULL, NULL);
 	err = cache_device_run(window_device(w), &op);
 	free(runs);
 	for (unsigned k = 0; k < w->n && !err; k++) {

@@ -284,6 +284,25 @@ EACH_DEVICE(copies_within_go_to_the_same_pages_of_another_chunk)
 	free(b);
 }
 
+EACH_DEVICE(zero_clears_runs_of_whole_pages)
+{
+	char *host = host_pages(8), *found = host_pages(8);
+	struct devmem *mem = must_alloc(dev);
+	struct dev_run runs[] = { { mem, .page = 101, .npages = 4 }, { mem, .page = 106, .npages = 1 } };
+	struct dev_op op = { .kind = DEV_ZERO, .runs = runs, .n = ARRAY_LEN(runs) };
+
+	memset(host, 'x', 8 * GAIA_PAGE);
+	cr_assert_eq(copy_in(mem, 100, 8, host), 0);
+	cr_assert_eq(device_run(dev, &op), 0);
+	memset(host + GAIA_PAGE, 0, 4 * GAIA_PAGE);
+	memset(host + 6 * GAIA_PAGE, 0, GAIA_PAGE);
+	cr_assert_eq(copy_out(mem, 100, 8, found), 0);
+	cr_assert_arr_eq(found, host, 8 * GAIA_PAGE);
+	must_free(mem);
+	free(host);
+	free(found);
+}
+
 EACH_DEVICE(zero_clears_from_the_limit_to_the_end_of_the_page)
 {
 	static const uint32_t limits[] = { 0, 1, 7, 8, 2048, 4095, 4096 };
@@ -911,7 +930,7 @@ EACH_DEVICE(malformed_operations_are_refused_and_do_nothing)
 		{ DEV_PULL, { mem, .npages = 1, .host = host, .base = NULL, .limit = 1 } },
 		{ DEV_PULL, { mem, .npages = 1, .host = host, .base = host + 1, .limit = 1 } },
 		{ DEV_ZERO, { mem, .npages = 1, .limit = 4097 } },
-		{ DEV_ZERO, { mem, .npages = 2, .limit = 0 } },
+		{ DEV_ZERO, { mem, .npages = 2, .limit = 1 } },
 		{ DEV_FIND_CHANGED + 1, { mem, .npages = 1, .host = host } },
 	};
 

@@ -152,6 +152,39 @@ Test(costs, copies_in_and_out)
 	COSTS("a chunk out", large, DEV_COPY_OUT, .calls = 3, .copies = 1, .out = GAIA_CHUNK);
 }
 
+/*
+ * As a device is that calibrates itself: an operation of a few runs, which only copies, needs no kernel, however short they are, since that would
+ * wait for kernels of other programs. (One that arms does.)
+ */
+Test(costs, copies_of_a_few_runs_need_no_kernel)
+{
+	struct dev_run few[8], more[9], armed[] = { run_of(0, 3, 1, pinned) };
+	struct dev_op arm = { .kind = DEV_COPY_IN, .arm = true, .runs = armed, .n = 1 };
+
+	to_cuda(dev)->few_runs = 8;
+	for (unsigned i = 0; i < 9; i++)
+		more[i] = run_of(i % CHUNKS, 2 * i, 1, pinned);
+	memcpy(few, more, sizeof(few));
+	COSTS("eight pages in", few, DEV_COPY_IN, .calls = copy_calls(8) + 2, .copies = 8, .in = 8 * GAIA_PAGE);
+	COSTS("eight pages out", few, DEV_COPY_OUT, .calls = copy_calls(8) + 2, .copies = 8, .out = 8 * GAIA_PAGE);
+	COSTS("nine pages in", more, DEV_COPY_IN, KERNEL, .read = 9 * GAIA_PAGE);
+	costs_op("one that is armed", dev, &arm, (struct fake_cuda_traffic){ KERNEL, .read = GAIA_PAGE });
+	few[7].host = at(pageable, 1);
+	COSTS("one of them staged", few, DEV_COPY_OUT, .calls = copy_calls(8) + 2, .copies = 8, .out = 8 * GAIA_PAGE);
+}
+
+/* Who names a length means it: in tests, so that kernels are tried. */
+Test(costs, a_device_that_calibrates_itself_takes_few_runs_for_copies)
+{
+	const struct cuda_config config = { .capacity = GAIA_CHUNK };
+	struct device *calibrated = NULL;
+
+	cr_assert_eq(to_cuda(dev)->few_runs, 0);
+	cr_assert_eq(cuda_create(fake_cuda_api(), &config, 0, &calibrated), 0);
+	cr_assert_eq(to_cuda(calibrated)->few_runs, 8);
+	calibrated->ops->destroy(calibrated);
+}
+
 Test(costs, many_long_runs)
 {
 	struct dev_run runs[CHUNKS];

@@ -9,7 +9,7 @@
 Arrays are as of gaiafs.Mapping.acquire(): numpy's on a simulated device; on a GPU DeviceArray, for CuPy and PyTorch; with framework="pt"
 they are PyTorch's tensors. They are for reading, and their memory stays on the device until the last of them, and all views of them, are
 gone. (PyTorch does not know of memory for reading only: storing to its tensors is SIGSEGV on a simulated device, and on a GPU changes
-what others have loaded.) Nothing of this has run on a GPU.
+what others have loaded.)
 
 Who changes such a file changes it for all who have loaded it, at any moment: see gaiafs.Replaceable for tensors that are replaced while
 they are used. save_file(), create() and repack() make a new file, which takes the old one's name: who has loaded the old one keeps that.

@@ -11,6 +11,8 @@
 #include "base/thread.h"
 #include "device/cuda/internal.h"
 
+#define FEW_RUNS 8u
+
 /* ---- errors ---- */
 
 static const char *error_text(const struct cuda_api *api, CUresult result)
@@ -406,6 +408,8 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 	}
 	if (!copy_from)
 		err = cuda_calibrate(cuda);
+	/* Who says from which length on the engine copies means all copies. */
+	cuda->few_runs = copy_from ? 0 : FEW_RUNS;
 	if (!err && atomic_load(&cuda->off))
 		err = -EIO;
 	if (err) {

@@ -122,6 +122,7 @@ struct cuda {
 	 * kernel arms it afterwards
 	 */
 	uint32_t copy_from, copy_alone_from;
+	uint32_t few_runs;	/* operations of no more are the copy engine's, if they only copy; set before operations come */
 	struct cuda_batch batch[BATCHES];
 	pthread_t issuer, completer, keeper, pinner;
 	bool created;		/* set before there are threads */
