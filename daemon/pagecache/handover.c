@@ -127,10 +127,8 @@ static bool show_joins(struct to_show *show)
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
 	bool joins;
 
-	if (cfile_is_passthrough(ch->file))
-		return false;
 	pthread_mutex_lock(&ch->lock);
-	joins = pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
+	joins = passthrough_has_caught_up(ch) && pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
 	if (joins) {
 		unsigned end = pages_in_file(ch);
 

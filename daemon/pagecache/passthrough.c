@@ -300,6 +300,11 @@ int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b)
 	return err ? err : import_pages(ch, a, b);
 }
 
+bool passthrough_has_caught_up(struct chunk *ch)
+{
+	return !passthrough_compares(ch->file) && (!cfile_is_passthrough(ch->file) || atomic_load(&ch->n_ahead) == 0);
+}
+
 /* ---- put ---- */
 
 static int put_page(struct chunk *ch, unsigned i, const char *base)

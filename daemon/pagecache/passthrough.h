@@ -26,6 +26,8 @@ int passthrough_size(struct cfile *f);
 int passthrough_learn_size(struct cfile *f);
 /* In pages [a, b), locked exclusively: what was released, and what CPU programs have changed, becomes home's. */
 int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b);
+/* Whether it has nothing to do in the chunk: nobody can write the file beside us, and nothing that was released is not home's. */
+bool passthrough_has_caught_up(struct chunk *ch);
 /*
  * Called before pages are acquired for writing: home's bytes are the only base of what is written then, and stay until the
  * release. -ENOMEM: there is no room for @n more pages, except for the owners of the mount.
