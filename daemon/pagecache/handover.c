@@ -94,13 +94,16 @@ static unsigned next_to_bring(struct replica *rep, unsigned i, unsigned end, con
 	return i;
 }
 
-/* Bring all pages of the chunk that somebody holds or released up to date, and see which others must become zeros. Its pages are locked. */
-static int show_locked(struct to_show *show)
+/*
+ * Bring all pages of the chunk that somebody holds or released up to date, and see which others must become zeros. Its pages are locked.
+ * @joined: it has caught up with what CPU programs write, since they are: what they write from then on the client may see or not.
+ */
+static int show_locked(struct to_show *show, bool joined)
 {
 	struct replica *rep = show->rep;
 	struct chunk *ch = rep->chunk;
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
-	int err = passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
+	int err = joined ? 0 : passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
 	unsigned end;
 
 	pthread_mutex_lock(&ch->lock);
@@ -158,12 +161,12 @@ static int show(struct cfile *f, struct grant **g, unsigned *n)
 	pthread_mutex_lock(&show[0].rep->chunk->lock);
 	pages_lock(show[0].rep->chunk, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&show[0].rep->chunk->lock);
-	err = show_locked(&show[0]);
+	err = show_locked(&show[0], false);
 	for (; locked < *n && !err; locked++) {
 		bug_on(g[locked]->index <= g[locked - 1]->index);
 		if (!show_joins(&show[locked]))
 			break;
-		err = show_locked(&show[locked]);
+		err = show_locked(&show[locked], true);
 	}
 	if (!err)
 		err = replicas_zero(show, locked);

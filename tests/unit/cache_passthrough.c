@@ -186,6 +186,60 @@ Test(passthrough, nothing_is_compared_if_no_process_can_write)
 	end();
 }
 
+/* A page of each of four chunks, which home has: what that asks of the device. Of the other pages the client must not see what was there before. */
+static uint64_t operations_for_four_chunks(void)
+{
+	struct gaia_list_range range[4];
+	uint64_t before, seq;
+
+	cr_assert_eq(client_acquire(dev, 0, 4 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_all(dev);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	for (unsigned k = 0; k < 4; k++) {
+		range[k] = (struct gaia_list_range){ k * GAIA_CHUNK + PAGE(k), 1 };
+		client_push(dev, range[k].offset, 1);
+	}
+	before = counter_value(CTR_device_operations);
+	cr_assert_eq(cache_acquirev(dev->mapping, range, 4, GAIA_PROT_READ, &seq, NULL), 0);
+	return counter_value(CTR_device_operations) - before;
+}
+
+static void expect_only_what_was_acquired(void)
+{
+	for (unsigned k = 0; k < 4; k++)
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+			cr_assert_eq(*client_at(dev, k * GAIA_CHUNK + PAGE(i)), i == k ? 'a' + (int)k : 0, "page %u of chunk %u", i, k);
+}
+
+static void write_four_chunks(void)
+{
+	for (unsigned k = 0; k < 4; k++)
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+			write_cpu(k * GAIA_CHUNK + PAGE(i), (char[]){ (char)('a' + k), 0 });
+}
+
+Test(passthrough, chunks_that_nobody_can_write_are_made_ready_together)
+{
+	begin_passthrough();
+	write_four_chunks();
+	cr_assert_eq(kfile_writers_leave(kf), 0);
+	/* Each page is copied by itself, and one operation makes zeros of all others. */
+	cr_assert_eq(operations_for_four_chunks(), 4 + 1);
+	expect_only_what_was_acquired();
+	cache_check(rig->cache);
+	end();
+}
+
+/* Each may have to be compared with what processes have written, while its pages are locked. */
+Test(passthrough, chunks_that_somebody_can_write_are_made_ready_one_by_one)
+{
+	begin_passthrough();
+	write_four_chunks();
+	cr_assert_eq(operations_for_four_chunks(), 4 + 4);
+	expect_only_what_was_acquired();
+	end();
+}
+
 /* ---- what home lacks ---- */
 
 /* All of the chunk is on the device, home has dropped it, and nobody can write the file. */
