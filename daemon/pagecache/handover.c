@@ -95,34 +95,36 @@ static unsigned next_to_bring(struct replica *rep, unsigned i, unsigned end, con
 }
 
 /*
- * Bring all pages of the chunk that somebody holds or released up to date, and see which others must become zeros. Its pages are locked.
- * @joined: it has caught up with what CPU programs write, since they are: what they write from then on the client may see or not.
+ * Bring all pages of the chunk that somebody holds or released up to date, and see which others must become zeros. Its pages are locked. What CPU
+ * programs make the file longer by from now on is still zeros there.
  */
-static int show_locked(struct to_show *show, bool joined)
+static int show_first(struct to_show *show)
 {
 	struct replica *rep = show->rep;
 	struct chunk *ch = rep->chunk;
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
-	int err = joined ? 0 : passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
-	unsigned end;
+	int err = passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
 
 	pthread_mutex_lock(&ch->lock);
-	end = pages_in_file(ch);
+	show->end = pages_in_file(ch);
 	replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
-	for (unsigned i = 0, j; !err && (i = next_to_bring(rep, i, end, held)) < end; i = j) {
-		for (j = i + 1; j < end && next_to_bring(rep, j, j + 1, held) == j; j++)
+	for (unsigned i = 0, j; !err && (i = next_to_bring(rep, i, show->end, held)) < show->end; i = j) {
+		for (j = i + 1; j < show->end && next_to_bring(rep, j, j + 1, held) == j; j++)
 			;
 		pthread_mutex_unlock(&ch->lock);
 		err = replica_bring(rep, i, j);
 		pthread_mutex_lock(&ch->lock);
 	}
 	if (!err)
-		replica_find_old(rep, end, show->old);
+		replica_find_old(rep, show->end, show->old);
 	pthread_mutex_unlock(&ch->lock);
 	return err;
 }
 
-/* Lock the pages of one more chunk, if that waits for nobody, and nothing of it has to be brought: see rule 22. */
+/*
+ * The same of one more chunk, if its pages can be locked without waiting, and nothing has to be brought: see rule 22. What CPU programs write from
+ * then on the client may see or not.
+ */
 static bool show_joins(struct to_show *show)
 {
 	struct replica *rep = show->rep;
@@ -133,11 +135,12 @@ static bool show_joins(struct to_show *show)
 	pthread_mutex_lock(&ch->lock);
 	joins = passthrough_has_caught_up(ch) && pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
 	if (joins) {
-		unsigned end = pages_in_file(ch);
-
+		show->end = pages_in_file(ch);
 		replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
-		joins = next_to_bring(rep, 0, end, held) == end;
-		if (!joins)
+		joins = next_to_bring(rep, 0, show->end, held) == show->end;
+		if (joins)
+			replica_find_old(rep, show->end, show->old);
+		else
 			pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	}
 	pthread_mutex_unlock(&ch->lock);
@@ -161,13 +164,9 @@ static int show(struct cfile *f, struct grant **g, unsigned *n)
 	pthread_mutex_lock(&show[0].rep->chunk->lock);
 	pages_lock(show[0].rep->chunk, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&show[0].rep->chunk->lock);
-	err = show_locked(&show[0], false);
-	for (; locked < *n && !err; locked++) {
+	err = show_first(&show[0]);
+	for (; locked < *n && !err && show_joins(&show[locked]); locked++)
 		bug_on(g[locked]->index <= g[locked - 1]->index);
-		if (!show_joins(&show[locked]))
-			break;
-		err = show_locked(&show[locked], true);
-	}
 	if (!err)
 		err = replicas_zero(show, locked);
 	for (unsigned k = 0; k < locked; k++) {

@@ -85,8 +85,8 @@ static unsigned to_zero(struct replica *rep, unsigned a, unsigned b, unsigned en
 	unsigned n = 0;
 
 	for (unsigned i = a; i < b; i++) {
-		/* What the index says is current has nothing old in it, but where it was released and stored to again. */
-		if (i < end && rep->n_snapped == 0)
+		/* What the index says is current has nothing old in it. */
+		if (i < end)
 			i = bits_first(rep->stale, i, MIN(b, end));
 		if (i == b)
 			break;

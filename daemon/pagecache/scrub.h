@@ -23,6 +23,7 @@ void replica_scrub(struct replica *rep, unsigned a, unsigned b, bool fetch);
 /* A replica that is about to be handed to a client, and the pages of it that must be zeros by then. */
 struct to_show {
 	struct replica *rep;
+	unsigned end; /* of the pages that were in the file, if only in part, when the pages were locked */
 	uint64_t old[GAIA_CHUNK_PAGES / 64];
 };
 /* All pages are locked, and those from @end on are beyond the end of the file. Sets the bits of what must not be shown, and of what is merely old. */

@@ -204,7 +204,7 @@ static unsigned make_runs(enum dev_kind kind, unsigned c, unsigned from, struct 
 	unsigned page = below(64), n = 0;
 
 	while (n < RUNS_MAX && page < GAIA_CHUNK_PAGES) {
-		unsigned len = kind == DEV_ZERO ? 1 : 1 + below(below(4) ? 3 : 120);
+		unsigned len = 1 + below(below(4) ? 3 : 120);
 
 		len = MIN(len, GAIA_CHUNK_PAGES - page);
 		runs[n++] = (struct dev_run){
@@ -216,8 +216,9 @@ static unsigned make_runs(enum dev_kind kind, unsigned c, unsigned from, struct 
 			.base = kind == DEV_PULL ? base + page * GAIA_PAGE : NULL,
 			.limit = kind == DEV_PULL || kind == DEV_ZERO ? limits[below(6)] : 0,
 		};
-		if (kind == DEV_ZERO && runs[n - 1].limit == GAIA_PAGE)
-			runs[n - 1].limit = 4095;
+		/* Of one page its end, or several whole ones. */
+		if (kind == DEV_ZERO)
+			runs[n - 1].limit = len > 1 ? 0 : MIN(runs[n - 1].limit, 4095u);
 		page += len + below(below(3) ? 4 : 100);
 	}
 	return n;

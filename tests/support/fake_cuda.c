@@ -520,6 +520,13 @@ static unsigned broken_gpus(void)
 }
 
 /* fake.lock held. */
+/* Whether it is one of those that are to fail. Who waits for an event may have asked for it, and so need not wait. */
+static bool fails(const char *entry)
+{
+	return !fake.fail.entry || !strcmp(fake.fail.entry, entry) ||
+	       (!strcmp(fake.fail.entry, "cuEventSynchronize") && !strcmp(entry, "cuEventQuery"));
+}
+
 static void count_call(const char *entry)
 {
 	unsigned i = 0;
@@ -557,7 +564,7 @@ CUresult fake_enter(const char *entry)
 		result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 		without_effect = ALL_GPUS;
 	}
-	if (!result && fake.fail.nth && (!fake.fail.entry || !strcmp(fake.fail.entry, entry)) &&
+	if (!result && fake.fail.nth && fails(entry) &&
 	    !--fake.fail.nth) {
 		result = fake.fail.result;
 		fake.failed = true;

@@ -204,7 +204,8 @@ void fake_cuda_kernel(const char *name, void (*fn)(void *parameter, unsigned blo
 
 /*
  * The @nth call from now (1: the next) to @entry (NULL: to any) fails with @result. @sticky: as do all
- * calls after it, as with a broken context. One is armed at a time.
+ * calls after it, as with a broken context. One is armed at a time. (cuEventSynchronize: or a cuEventQuery that says that the
+ * event has come, after which nobody need wait. One that says that it has not is no call here.)
  */
 void fake_cuda_fail(const char *entry, unsigned nth, CUresult result, bool sticky);
 

@@ -948,8 +948,16 @@ static CUresult fake_event_synchronize(CUevent event)
 
 static CUresult fake_event_query(CUevent event)
 {
-	CUresult err = fake_enter("cuEventQuery");
+	CUresult err;
+	bool ready;
 
+	/* How often somebody asks in a loop depends on time: only the last answer counts as a call, and can be made to fail. */
+	pthread_mutex_lock(&fake.lock);
+	ready = !is_event(event) || event->captured || event->reached >= event->recorded || fake.broken;
+	pthread_mutex_unlock(&fake.lock);
+	if (!ready)
+		return CUDA_ERROR_NOT_READY;
+	err = fake_enter("cuEventQuery");
 	if (err)
 		return err;
 	pthread_mutex_lock(&fake.lock);
@@ -959,9 +967,6 @@ static CUresult fake_event_query(CUevent event)
 		err = captured_event(event);
 	else
 		err = event->reached < event->recorded ? CUDA_ERROR_NOT_READY : fake.broken;
-	/* How often somebody asks in a loop says nothing: all that, and waiting after it, counts once. */
-	if (err == CUDA_ERROR_NOT_READY)
-		fake.calls--;
 	pthread_mutex_unlock(&fake.lock);
 	return err;
 }

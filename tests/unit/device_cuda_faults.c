@@ -418,7 +418,7 @@ Test(faults, an_operation_fails_if_the_first_part_of_it_did)
 	cr_assert_eq(cuda_create(fake_cuda_api(), &config, 1, &dev), 0);
 	for (unsigned i = 0; i < CHUNKS; i++)
 		runs[i] = (struct dev_run){ must_alloc(dev), .npages = GAIA_CHUNK_PAGES, .host = host };
-	fake_cuda_fail("cuEventQuery", 1, CUDA_ERROR_UNKNOWN, false);
+	fake_cuda_fail("cuEventSynchronize", 1, CUDA_ERROR_UNKNOWN, false);
 	cr_assert_eq(device_run(dev, &op), -EIO);
 	cr_assert(fake_cuda_failed());
 	for (unsigned i = 0; i < CHUNKS; i++)

@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -435,9 +436,8 @@ static CUresult wait_for_event(struct cuda *cuda, CUevent event)
 	uint64_t until = now_ns() + ASK_NS;
 	CUresult result;
 
-	do
-		result = cuda->api->cuEventQuery(event);
-	while (result == CUDA_ERROR_NOT_READY && now_ns() < until);
+	while ((result = cuda->api->cuEventQuery(event)) == CUDA_ERROR_NOT_READY && now_ns() < until)
+		sched_yield();
 	return result == CUDA_ERROR_NOT_READY ? cuda->api->cuEventSynchronize(event) : result;
 }
 
