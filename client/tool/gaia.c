@@ -34,6 +34,7 @@ static const char usage_text[] =
 	"       gaia set [--wait] MOUNT NAME=VALUE...\n"
 	"       gaia reload MOUNT\n"
 	"       gaia trace MOUNT [--seconds N]\n"
+	"       gaia check-source DIR DIR [--json]\n"
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
 
@@ -338,6 +339,7 @@ static const struct command {
 	{ "set", OPT_PATHS | OPT_WAIT, set_command },
 	{ "reload", 0, reload_command },
 	{ "trace", OPT_SECONDS, trace_it },
+	{ "check-source", OPT_JSON | OPT_PATHS, check_source_command },
 	{ "umount", OPT_UMOUNT, umount_it },
 };
 

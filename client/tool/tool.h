@@ -94,6 +94,9 @@ int umount_command(const char *path, bool force, bool everywhere, bool discard);
 /* gaia trace: until a signal ends it, or so many seconds have passed (0: no end). */
 int trace_command(const char *path, uint32_t seconds);
 
+/* gaia check-source: of two directories. */
+int check_source_command(const struct args *a);
+
 /* "1.5 MiB". */
 void format_bytes(char *out, size_t size, json_int_t n);
 

@@ -1,7 +1,7 @@
 /*
  * engine_fs.c - one node's client of a distributed file system: a directory, by way of FUSE. Two of them over one directory are two nodes.
  *
- *	engine-fs DIR MOUNTPOINT [nolocks|reuse]
+ *	engine-fs DIR MOUNTPOINT [nolocks|reuse|ownlocks|oldnames|oldpages]
  *
  * returns when it is mounted; umount(8) ends it. It keeps what an engine promises, close-to-open, and no more:
  *
@@ -11,7 +11,10 @@
  *	writes		stay here until the file is flushed (close(2) of any descriptor) or synced, or read here. With O_APPEND they are
  *			stored at once
  *	locks		of all kinds reach across nodes, and waits for them can be interrupted; with `nolocks` there are none (ENOLCK)
+ *			with `ownlocks` they hold on this node only
  *	numbers		are those of the directory; with `reuse` a new file gets that of one that was removed, whoever has it open
+ *
+ * With `oldnames` and `oldpages` it promises less: names that were found, and pages that were read, are believed for ever.
  */
 #define FUSE_USE_VERSION 314
 #include <dirent.h>
@@ -55,7 +58,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of both lists, and w
 static SLIST_HEAD(, file) all_files;
 static TAILQ_HEAD(, waiting) writes = TAILQ_HEAD_INITIALIZER(writes);
 static struct file root;
-static bool no_locks, reuse;
+static bool no_locks, reuse, own_locks, old_names, old_pages;
 
 static struct file *file_of(fuse_ino_t ino)
 {
@@ -135,6 +138,7 @@ static int enter(fuse_ino_t parent, const char *name, struct fuse_entry_param *e
 	if (fd < 0 || stat_of(fd, &e->attr))
 		return -1;
 	e->attr_timeout = LONG;
+	e->entry_timeout = old_names ? LONG : 0;
 	pthread_mutex_lock(&lock);
 	SLIST_FOREACH(f, &all_files, link)
 		if (f->ino == e->attr.st_ino && !fstat(f->fd, &(struct stat){ 0 }))
@@ -286,6 +290,7 @@ static void e_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	int fd = open(path_of(ino, path), (fi->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC);
 
 	fi->fh = (uint64_t)fd;
+	fi->keep_cache = old_pages;
 	if (fd < 0)
 		fuse_reply_err(req, errno);
 	else
@@ -482,7 +487,12 @@ static void e_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, i
 static void e_init(void *arg, struct fuse_conn_info *conn)
 {
 	(void)arg;
-	conn->want |= conn->capable & (FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS);
+	if (own_locks)
+		conn->want &= ~(unsigned)(FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS);
+	else
+		conn->want |= conn->capable & (FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS);
+	if (old_pages)
+		conn->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA;
 }
 
 static const struct fuse_lowlevel_ops ops = {
@@ -505,6 +515,9 @@ int main(int argc, char **argv)
 	umask(0);
 	no_locks = argc > 3 && !strcmp(argv[3], "nolocks");
 	reuse = argc > 3 && !strcmp(argv[3], "reuse");
+	own_locks = argc > 3 && !strcmp(argv[3], "ownlocks");
+	old_names = argc > 3 && !strcmp(argv[3], "oldnames");
+	old_pages = argc > 3 && !strcmp(argv[3], "oldpages");
 	root.fd = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
 	session = root.fd < 0 ? NULL : fuse_session_new(&fuse, &ops, sizeof(ops), NULL);
 	if (!session || fuse_session_mount(session, argv[2])) {
