@@ -1,21 +1,41 @@
 /*
  * source.c - gaia check-source: whether two clients of a file system see of each other what gaiafs --source shared needs (gaiafs-nodes(7)).
  *
- * All is tried in a directory of its own, which only its user may enter, and which is removed again.
+ * All is tried in a directory of its own, which only its user may enter, and which is removed again. A child does it: a file system that does not
+ * answer holds up that one only.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "source.h"
 #include "tool.h"
 
+#define PATIENCE 60.0 /* seconds for a probe */
+#define TO_END 5.0    /* and to clean up after a signal */
+
+static int progress = -1; /* to the parent: a byte for each probe, before it */
+
 static void interrupt(int signal)
 {
 	interrupted = signal;
+}
+
+static void catch_signals(void)
+{
+	static const int ends[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT };
+	struct sigaction end = { .sa_handler = interrupt };
+
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		sigaction(ends[i], &end, NULL);
+	signal(SIGPIPE, SIG_IGN);
 }
 
 /* ---- what the probes say ---- */
@@ -27,7 +47,9 @@ static bool is_wrong(const struct result *r)
 
 static void show(const struct probe *p, const struct result *r)
 {
-	printf("%3u of %-3u %s", r->turns - (r->wrong < r->turns ? r->wrong : r->turns), r->turns, p->what);
+	unsigned right = r->err && !r->wrong && r->turns ? r->turns - 1 : r->turns - (r->wrong < r->turns ? r->wrong : r->turns);
+
+	printf("%3u of %-3u %s", right, r->turns, p->what);
 	if (r->err)
 		printf(": %s", strerror(-r->err));
 	else if (r->longest >= LOOK_FOR)
@@ -52,14 +74,33 @@ static json_t *as_json(const struct probe *p, const struct result *r)
 	return o;
 }
 
+static void sum_up(bool json, json_t *list, unsigned wrong, unsigned grain)
+{
+	json_t *all;
+
+	if (json) {
+		all = json_pack("{s:b, s:i, s:O}", "fit", !wrong, "grain_ms", (int)grain, "probes", list);
+		json_dumpf(all, stdout, JSON_INDENT(1));
+		putchar('\n');
+		json_decref(all);
+	} else if (wrong) {
+		printf("not fit: %u of %zu are wrong; gaiafs-nodes(7) names settings of file systems\n", wrong, n_probes);
+	} else if (grain) {
+		printf("fit, with a grain of %u ms\n", grain);
+	} else {
+		puts("fit");
+	}
+}
+
 static int run_all(bool json)
 {
 	json_t *list = json_array();
 	unsigned wrong = 0, grain = 0;
 
-	for (size_t i = 0; i < n_probes && !interrupted; i++) {
+	for (size_t i = 0; i < n_probes && !interrupted && !ferror(stdout); i++) {
 		struct result r = { 0 };
 
+		(void)!write(progress, &(unsigned char){ (unsigned char)i }, 1);
 		probes[i].run(&r);
 		if (interrupted)
 			break;
@@ -70,31 +111,36 @@ static int run_all(bool json)
 		else
 			show(&probes[i], &r);
 	}
-	if (interrupted) {
-		json_decref(list);
+	if (!interrupted)
+		sum_up(json, list, wrong, grain);
+	json_decref(list);
+	if (interrupted)
 		return fail("interrupted");
-	}
-	if (json) {
-		json_t *all = json_pack("{s:b, s:i, s:o}", "fit", !wrong, "grain_ms", (int)grain, "probes", list);
-
-		json_dumpf(all, stdout, JSON_INDENT(1));
-		putchar('\n');
-		json_decref(all);
-	} else {
-		json_decref(list);
-		if (wrong)
-			printf("not fit: %u of %zu are wrong; gaiafs-nodes(7) names settings of file systems\n", wrong, n_probes);
-		else if (grain)
-			printf("fit, with a grain of %u ms\n", grain);
-		else
-			puts("fit");
-	}
-	if (fflush(stdout))
+	if (fflush(stdout) || ferror(stdout))
 		return fail("standard output: %s", strerror(errno));
 	return wrong ? EXIT_FAILED : EXIT_OK;
 }
 
 /* ---- the directory ---- */
+
+/* Nobody else can have put it there, nor put anything in. */
+static bool is_our_own(int fd)
+{
+	int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = again < 0 ? NULL : fdopendir(again);
+	unsigned n = 0;
+	struct stat st;
+
+	if (!dir) {
+		if (again >= 0)
+			close(again);
+		return false;
+	}
+	for (struct dirent *e; (e = readdir(dir));)
+		n += strcmp(e->d_name, ".") && strcmp(e->d_name, "..");
+	closedir(dir);
+	return !n && !fstat(fd, &st) && st.st_uid == geteuid() && !(st.st_mode & 077);
+}
 
 /* The other client's view of what the first has made. It may take a moment there, which a probe will tell. */
 static int open_other(int dir, const char *name)
@@ -107,27 +153,40 @@ static int open_other(int dir, const char *name)
 	return fd;
 }
 
-static int check_in(const struct args *a, const int dir[SIDES])
+static int check_sides(const struct args *a, const char *name, const char *secret)
 {
-	struct stat st;
-	char name[64];
+	struct stat st = { 0 };
+
+	if (interrupted)
+		return fail("interrupted");
+	if (side[0] < 0 || fstat(side[0], &st))
+		return fail("%s/%s: %s", a->paths[0], name, strerror(errno));
+	if (st.st_uid != geteuid())
+		return fail("%s: what this user makes is another user's there (uid %u): NFS needs no_root_squash", a->paths[0], (unsigned)st.st_uid);
+	if (!is_our_own(side[0]))
+		return fail("%s/%s: others can reach into it (mode %o), or have", a->paths[0], name, st.st_mode & 07777);
+	if (side[1] < 0 || !is_our_own(side[1]) || !probes_begin(secret)) {
+		/* So nothing is removed there. */
+		if (side[1] >= 0)
+			close(side[1]);
+		side[1] = -1;
+		if (interrupted)
+			return fail("interrupted");
+		return fail("%s: what is made in %s is not there; they must be two mounts of one file system, and the same directory of it", a->paths[1], a->paths[0]);
+	}
+	return run_all(a->json);
+}
+
+static int check_in(const struct args *a, const int dir[SIDES], const char *name, const char *secret)
+{
 	int status;
 
-	snprintf(name, sizeof(name), ".gaia-check-source.%ld.%08lx", (long)getpid(), (unsigned long)(clock_now() * 1e6) & 0xffffffff);
 	if (mkdirat(dir[0], name, 0700))
 		return fail("%s: no directory for the probes can be made: %s", a->paths[0], strerror(errno));
 	side[0] = openat(dir[0], name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	side[1] = open_other(dir[1], name);
-	if (side[0] < 0 || fstat(side[0], &st))
-		status = fail("%s/%s: %s", a->paths[0], name, strerror(errno));
-	else if (st.st_uid != geteuid() || st.st_mode & 077)
-		status = fail("%s: what this user makes is not this user's there (uid %u, mode %o); NFS: no_root_squash", a->paths[0], (unsigned)st.st_uid, st.st_mode & 07777);
-	else if (side[1] < 0)
-		status = fail("%s: what is made in %s is not there: %s; they must be two mounts of one file system, and the same directory of it", a->paths[1], a->paths[0], strerror(errno));
-	else
-		status = run_all(a->json);
-	if (side[0] >= 0)
-		probes_clean_up();
+	status = check_sides(a, name, secret);
+	probes_clean_up();
 	for (int i = 0; i < SIDES; i++)
 		if (side[i] >= 0)
 			close(side[i]);
@@ -136,37 +195,98 @@ static int check_in(const struct args *a, const int dir[SIDES])
 	return status;
 }
 
+/* ---- the parent ---- */
+
+struct work {
+	const struct args *a;
+	const int *dir;
+	char name[64], secret[40];
+	int pipe[2];
+};
+
+static int do_work(void *arg)
+{
+	struct work *w = arg;
+
+	catch_signals();
+	close(w->pipe[0]);
+	progress = w->pipe[1];
+	return check_in(w->a, w->dir, w->name, w->secret);
+}
+
+/* Wait for it as long as it goes on. Its status, or an error. */
+static int watch(const struct work *w, pid_t pid)
+{
+	struct pollfd p = { .fd = w->pipe[0], .events = POLLIN };
+	double until = clock_now() + PATIENCE;
+	const char *what = "what is needed before";
+	bool told = false;
+	unsigned char at;
+	int status;
+
+	for (;;) {
+		if (poll(&p, 1, 50) > 0 && read(p.fd, &at, 1) == 1 && at < n_probes) {
+			what = probes[at].what;
+			until = clock_now() + PATIENCE;
+		}
+		if (waitpid(pid, &status, WNOHANG) == pid)
+			return WIFEXITED(status) ? WEXITSTATUS(status) : fail("interrupted");
+		if (interrupted && !told) {
+			kill(pid, SIGTERM);
+			until = clock_now() + TO_END;
+			told = true;
+		}
+		if (clock_now() < until)
+			continue;
+		kill(pid, SIGKILL);
+		return fail("the file system does not answer, at: %s. Remove %s/%s when it does", what, w->a->paths[0], w->name);
+	}
+}
+
+static int check_in_child(const struct args *a, const int dir[SIDES])
+{
+	struct work w = { .a = a, .dir = dir };
+	unsigned long long random[2];
+	int status;
+	pid_t pid;
+
+	if (getrandom(random, sizeof(random), 0) != sizeof(random) || pipe2(w.pipe, O_CLOEXEC))
+		return fail("%s", strerror(errno));
+	snprintf(w.name, sizeof(w.name), ".gaia-check-source.%ld.%08llx", (long)getpid(), random[0] & 0xffffffff);
+	snprintf(w.secret, sizeof(w.secret), "%016llx%016llx", random[0], random[1]);
+	fflush(NULL);
+	catch_signals();
+	pid = child(do_work, &w);
+	close(w.pipe[1]);
+	status = pid < 0 ? fail("%s", strerror(-pid)) : watch(&w, pid);
+	close(w.pipe[0]);
+	return status;
+}
+
 int check_source_command(const struct args *a)
 {
-	int dir[SIDES], ours, status = EXIT_OK;
+	int dir[SIDES] = { -1, -1 }, ours, status = EXIT_OK;
 	struct stat st[SIDES];
 
 	if (a->n_paths != SIDES)
 		return usage("check-source: two directories: the same one, by two mounts of the file system");
-	for (int i = 0; i < SIDES; i++) {
+	for (int i = 0; i < SIDES && !status; i++) {
 		dir[i] = open(a->paths[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		if (dir[i] < 0 || fstat(dir[i], &st[i])) {
+		if (dir[i] < 0 || fstat(dir[i], &st[i]))
 			status = fail("%s: %s", a->paths[i], strerror(errno));
-			if (i)
-				close(dir[0]);
-			return status;
-		}
-		ours = open_ours(a->paths[i], O_DIRECTORY);
+		ours = status ? -1 : open_ours(a->paths[i], O_DIRECTORY);
 		if (ours >= 0) {
 			close(ours);
 			status = fail("%s: on gaiafs; the probes are for mounts of the file system below it", a->paths[i]);
 		}
 	}
 	if (!status && st[0].st_dev == st[1].st_dev)
-		status = fail("%s, %s: one mount to this kernel, whose caches are one: nothing can be found out. Mount it twice (NFS: with nosharecache), or let another machine export it", a->paths[0], a->paths[1]);
-	if (!status) {
-		struct sigaction end = { .sa_handler = interrupt };
-
-		sigaction(SIGINT, &end, NULL);
-		sigaction(SIGTERM, &end, NULL);
-		status = check_in(a, dir);
-	}
-	close(dir[0]);
-	close(dir[1]);
+		status = fail("%s, %s: one mount to this kernel, whose caches are one: nothing can be found out. Mount it twice (NFS: nosharecache, CephFS: noshare), "
+			      "or have another machine's mount exported here (Lustre)", a->paths[0], a->paths[1]);
+	if (!status)
+		status = check_in_child(a, dir);
+	for (int i = 0; i < SIDES; i++)
+		if (dir[i] >= 0)
+			close(dir[i]);
 	return status;
 }

@@ -6,115 +6,18 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "source.h"
 
-#define ENOUGH 3u /* a probe that was wrong so often is not made again */
-#define BYTES 8192u
-
-int side[SIDES];
-volatile sig_atomic_t interrupted;
-
-double clock_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-void rest(unsigned ms)
-{
-	nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000l }, NULL);
-}
-
-/* ---- files ---- */
-
-/* The bytes of turn @turn. */
-static const char *bytes_of(unsigned turn, char out[BYTES])
-{
-	for (unsigned i = 0; i < BYTES; i++)
-		out[i] = (char)('a' + (turn + i / 64) % 26);
-	return out;
-}
-
-/* From open to close. 0, or a negative errno. */
-static int put(int by, const char *name, int flags, unsigned turn, size_t n)
-{
-	int fd = openat(side[by], name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | flags, 0600), err = 0;
-	char bytes[BYTES];
-
-	if (fd < 0)
-		return -errno;
-	if (pwrite(fd, bytes_of(turn, bytes), n, 0) != (ssize_t)n)
-		err = errno ? -errno : -EIO;
-	if (close(fd) && !err)
-		err = -errno;
-	return err;
-}
-
-/* Whether the client that opens it reads just these bytes, and is told that it is so long. */
-static bool reads(int by, const char *name, unsigned turn, size_t n)
-{
-	int fd = openat(side[by], name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-	char want[BYTES], got[BYTES + 1];
-	struct stat st;
-	bool right;
-
-	if (fd < 0)
-		return false;
-	right = read(fd, got, sizeof(got)) == (ssize_t)n && !memcmp(got, bytes_of(turn, want), n) && !fstat(fd, &st) && st.st_size == (off_t)n;
-	close(fd);
-	return right;
-}
-
-/* ---- looking ---- */
-
-struct look {
-	int by;
-	const char *name;
-	unsigned turn;
-	size_t n;
-};
-
-static bool is_read(const struct look *l)
-{
-	return reads(l->by, l->name, l->turn, l->n);
-}
-
-static bool is_gone(const struct look *l)
-{
-	return faccessat(side[l->by], l->name, F_OK, AT_SYMLINK_NOFOLLOW) && (errno == ENOENT || errno == ESTALE);
-}
-
-/* Look once, and count that; what is wrong is looked at until it is right. Whether the probe goes on. */
-static bool look(struct result *r, bool (*right)(const struct look *), struct look l)
-{
-	double begun = clock_now(), took = 0;
-
-	r->turns++;
-	if (right(&l))
-		return !interrupted;
-	r->wrong++;
-	while (!interrupted && (took = clock_now() - begun) < LOOK_FOR && !right(&l))
-		rest(10);
-	r->longest = took > r->longest ? took : r->longest;
-	return r->wrong < ENOUGH && !interrupted;
-}
-
-static bool failed(struct result *r, int err)
-{
-	if (err && !r->err)
-		r->err = err;
-	return err;
-}
+#define APPENDS 100u /* by each */
 
 /* ---- names and bytes ---- */
 
@@ -123,9 +26,11 @@ static void made(struct result *r)
 	char name[32];
 
 	for (unsigned t = 0; t < TURNS; t++) {
+		struct look l = { !(t % 2), name, t, 100 };
+
 		snprintf(name, sizeof(name), "made%u", t);
-		if (failed(r, put(t % 2, name, O_CREAT | O_EXCL, t, 100)) ||
-		    !look(r, is_read, (struct look){ !(t % 2), name, t, 100 }))
+		(void)is_gone(&l); /* which may be remembered there */
+		if (failed(r, put(t % 2, name, MAKE, t, 100)) || !look(r, is_read, l))
 			return;
 	}
 }
@@ -136,9 +41,9 @@ static void removed(struct result *r)
 
 	for (unsigned t = 0; t < TURNS; t++) {
 		snprintf(name, sizeof(name), "removed%u", t);
-		if (failed(r, put(t % 2, name, O_CREAT | O_EXCL, t, 100)))
+		if (failed(r, put(t % 2, name, MAKE, t, 100)))
 			return;
-		(void)reads(!(t % 2), name, t, 100); /* so that it is known there */
+		(void)reads(!(t % 2), name, t, 100);
 		if (failed(r, unlinkat(side[t % 2], name, 0) ? -errno : 0) || !look(r, is_gone, (struct look){ .by = !(t % 2), .name = name }))
 			return;
 	}
@@ -147,38 +52,58 @@ static void removed(struct result *r)
 static void renamed_over(struct result *r)
 {
 	for (unsigned t = 0; t < TURNS; t++) {
-		if (failed(r, put(t % 2, "over.new", O_CREAT | O_TRUNC, t, 100 + t)) ||
+		if (failed(r, put(t % 2, "over.new", MAKE, t, 100 + t)) ||
 		    failed(r, renameat(side[t % 2], "over.new", side[t % 2], "over") ? -errno : 0) ||
 		    !look(r, is_read, (struct look){ !(t % 2), "over", t, 100 + t }))
 			return;
 	}
 }
 
-static void made_once(struct result *r)
+/* Make all of them, one after the other: how many were not there. */
+static int make_all(void *by)
 {
 	char name[32];
+	int n = 0;
 
-	for (unsigned t = 0; t < TURNS && !interrupted; t++) {
-		int err;
+	for (unsigned t = 0; t < TURNS; t++) {
+		int fd;
 
 		snprintf(name, sizeof(name), "once%u", t);
-		if (failed(r, put(t % 2, name, O_CREAT | O_EXCL, t, 1)))
-			return;
-		err = put(!(t % 2), name, O_CREAT | O_EXCL, t, 1);
-		r->turns++;
-		r->wrong += err == 0;
-		if (err && err != -EEXIST && failed(r, err))
-			return;
+		fd = open_file(*(int *)by, name, O_WRONLY | MAKE);
+		if (fd < 0 && fd != -EEXIST)
+			return 200;
+		n += fd >= 0;
+		if (fd >= 0)
+			close(fd);
 	}
+	return n;
+}
+
+/* At the same time. */
+static void made_once(struct result *r)
+{
+	int by[SIDES] = { 0, 1 }, ours, theirs;
+	pid_t pid = child(make_all, &by[1]);
+
+	if (pid < 0) {
+		(void)failed(r, pid);
+		return;
+	}
+	ours = make_all(&by[0]);
+	theirs = end_child(pid, 10);
+	if (failed(r, theirs < 0 ? theirs : ours > (int)TURNS || theirs > (int)TURNS ? -EIO : 0))
+		return;
+	r->turns = TURNS;
+	r->wrong = (unsigned)abs(ours + theirs - (int)TURNS);
 }
 
 /* As long as before: size and, maybe, times tell nothing. */
 static void rewritten(struct result *r)
 {
-	if (failed(r, put(0, "again", O_CREAT, 0, BYTES)))
+	if (failed(r, put(0, "again", MAKE, 0, BYTES)))
 		return;
 	for (unsigned t = 0; t < TURNS; t++) {
-		(void)is_read(&(struct look){ !(t % 2), "again", t, BYTES });
+		(void)reads(!(t % 2), "again", t, BYTES);
 		if (failed(r, put(t % 2, "again", 0, t + 1, BYTES)) || !look(r, is_read, (struct look){ !(t % 2), "again", t + 1, BYTES }))
 			return;
 	}
@@ -186,13 +111,13 @@ static void rewritten(struct result *r)
 
 static void resized(struct result *r)
 {
-	if (failed(r, put(0, "size", O_CREAT, 7, BYTES)))
+	if (failed(r, put(0, "size", MAKE, 7, BYTES)))
 		return;
 	for (unsigned t = 0; t < TURNS; t++) {
 		size_t n = t % 4 < 2 ? 100 + t : BYTES - t;
 
 		(void)reads(!(t % 2), "size", 7, n);
-		if (failed(r, put(t % 2, "size", O_TRUNC, 7, n)) || !look(r, is_read, (struct look){ !(t % 2), "size", 7, n }))
+		if (failed(r, put(t % 2, "size", 0, 7, n)) || !look(r, is_read, (struct look){ !(t % 2), "size", 7, n }))
 			return;
 	}
 }
@@ -203,37 +128,38 @@ static void synced(struct result *r)
 	char bytes[BYTES];
 	int fd;
 
-	if (failed(r, put(0, "synced", O_CREAT, 0, BYTES)))
+	if (failed(r, put(0, "synced", MAKE, 0, BYTES)))
 		return;
-	fd = openat(side[0], "synced", O_WRONLY | O_CLOEXEC);
-	for (unsigned t = 1; t <= TURNS && !failed(r, fd < 0 ? -errno : 0); t++) {
-		if (failed(r, pwrite(fd, bytes_of(t, bytes), BYTES, 0) != BYTES || fsync(fd) ? -errno : 0) ||
+	fd = open_file(0, "synced", O_WRONLY);
+	if (failed(r, fd < 0 ? fd : 0))
+		return;
+	for (unsigned t = 1; t <= TURNS; t++) {
+		(void)reads(1, "synced", t, BYTES);
+		if (failed(r, moved(pwrite(fd, bytes_of(t, bytes), BYTES, 0), BYTES)) || failed(r, fsync(fd) ? -errno : 0) ||
 		    !look(r, is_read, (struct look){ 1, "synced", t, BYTES }))
 			break;
 	}
-	if (fd >= 0)
-		close(fd);
+	(void)failed(r, close_file(fd));
 }
 
-/* Both have the file open, for writing. 0, or a negative errno; and then none is. */
-static int open_both(const char *name, int flags, int fd[SIDES])
+/* Both have the file open, for writing. 0, or a negative errno; and then none has. */
+static int open_both(const char *name, int fd[SIDES])
 {
-	int err = put(0, name, O_CREAT, 0, 0);
+	int err = put(0, name, MAKE, 0, 0);
 
-	fd[0] = fd[1] = -1;
 	for (int i = 0; i < SIDES && !err; i++) {
-		fd[i] = openat(side[i], name, O_RDWR | O_CLOEXEC | flags);
-		err = fd[i] < 0 ? -errno : 0;
+		fd[i] = open_file(i, name, O_RDWR);
+		err = fd[i] < 0 ? fd[i] : 0;
+		if (err && i)
+			close(fd[0]);
 	}
-	if (err && fd[0] >= 0)
-		close(fd[0]);
 	return err;
 }
 
 static void close_both(struct result *r, const int fd[SIDES])
 {
 	for (int i = 0; i < SIDES; i++)
-		(void)failed(r, close(fd[i]) ? -errno : 0);
+		(void)failed(r, close_file(fd[i]));
 }
 
 static void bytes_of_a_page(struct result *r)
@@ -241,32 +167,67 @@ static void bytes_of_a_page(struct result *r)
 	char bytes[BYTES];
 	int fd[SIDES];
 
-	if (failed(r, open_both("bytes", 0, fd)))
+	if (failed(r, open_both("bytes", fd)))
 		return;
 	for (unsigned i = 0; i < 64; i++)
-		(void)failed(r, pwrite(fd[i % 2], bytes_of(3, bytes) + i, 1, i) == 1 ? 0 : -errno);
+		(void)failed(r, moved(pwrite(fd[i % 2], bytes_of(3, bytes) + i, 1, i), 1));
 	close_both(r, fd);
 	for (int i = 0; i < SIDES; i++)
 		(void)look(r, is_read, (struct look){ i, "bytes", 3, 64 });
 }
 
-static void appended(struct result *r)
+static int append_all(void *by)
+{
+	int fd = open_file(*(int *)by, "appended", O_WRONLY | O_APPEND), err = fd < 0 ? fd : 0;
+
+	for (unsigned i = 0; i < APPENDS && !err; i++)
+		err = moved(write(fd, *(int *)by ? "bbbbbbb\n" : "aaaaaaa\n", 8), 8);
+	if (fd >= 0 && close(fd) && !err)
+		err = -errno;
+	return -err;
+}
+
+static bool all_is_appended(const struct look *l)
 {
 	char bytes[BYTES];
-	int fd[SIDES];
+	int fd = open_file(l->by, l->name, O_RDONLY);
+	ssize_t n = fd < 0 ? -1 : read(fd, bytes, sizeof(bytes));
+	unsigned whole[SIDES] = { 0, 0 };
 
-	if (failed(r, open_both("appended", O_APPEND, fd)))
+	if (fd >= 0)
+		close(fd);
+	for (ssize_t i = 0; i + 8 <= n; i += 8)
+		for (int by = 0; by < SIDES; by++)
+			whole[by] += !memcmp(bytes + i, by ? "bbbbbbb\n" : "aaaaaaa\n", 8);
+	return n == 2 * APPENDS * 8 && whole[0] == APPENDS && whole[1] == APPENDS;
+}
+
+/* At the same time. */
+static void appended(struct result *r)
+{
+	int by[SIDES] = { 0, 1 }, theirs;
+	pid_t pid;
+
+	if (failed(r, put(0, "appended", MAKE, 0, 0)))
 		return;
-	for (unsigned i = 0; i < 32; i++)
-		(void)failed(r, write(fd[i % 2], bytes_of(5, bytes) + 8 * i, 8) == 8 ? 0 : -errno);
-	close_both(r, fd);
+	pid = child(append_all, &by[1]);
+	if (failed(r, pid < 0 ? pid : 0))
+		return;
+	(void)failed(r, -append_all(&by[0]));
+	theirs = end_child(pid, 20);
+	(void)failed(r, theirs > 0 ? -theirs : theirs);
 	for (int i = 0; i < SIDES; i++)
-		(void)look(r, is_read, (struct look){ i, "appended", 5, 8 * 32 });
+		(void)look(r, all_is_appended, (struct look){ .by = i, .name = "appended" });
 }
 
 /* ---- locks ---- */
 
 enum kind { LOCK_WHOLE, LOCK_RECORD, LOCK_OPEN_FILE };
+
+struct attempt {
+	int fd;
+	enum kind kind;
+};
 
 /* 0, or a negative errno: -EAGAIN if somebody has it. */
 static int try_lock(int fd, enum kind kind, bool lock)
@@ -277,45 +238,47 @@ static int try_lock(int fd, enum kind kind, bool lock)
 	return !res ? 0 : errno == EACCES || errno == EWOULDBLOCK ? -EAGAIN : -errno;
 }
 
-/* By another process, since record locks are processes'. */
-static int try_in_child(int fd, enum kind kind)
+static int try_once(void *arg)
 {
-	pid_t pid = fork();
-	int status;
+	struct attempt *a = arg;
+	int err = try_lock(a->fd, a->kind, true);
 
-	if (!pid)
-		_exit(-try_lock(fd, kind, true));
-	if (pid < 0 || waitpid(pid, &status, 0) != pid)
-		return -errno;
-	return WIFEXITED(status) ? -WEXITSTATUS(status) : -EINTR;
+	/* Locks of open files stay when a process ends that has inherited them. */
+	if (!err)
+		(void)try_lock(a->fd, a->kind, false);
+	return -err;
 }
 
-static void lock_of_kind(struct result *r, enum kind kind)
+/* By another process, since record locks are processes'. Whether it got it; errors are noted. */
+static bool gets(struct result *r, int fd, enum kind kind)
+{
+	pid_t pid = child(try_once, &(struct attempt){ fd, kind });
+	int err = pid < 0 ? pid : -end_child(pid, 10);
+
+	if (err > 0)
+		err = -err; /* end_child()'s own */
+	if (err && err != -EAGAIN)
+		(void)failed(r, err);
+	return !err;
+}
+
+static void lock_of_kind(struct result *r, enum kind kind, const char *name)
 {
 	int fd[SIDES];
 
-	if (failed(r, open_both("lock", 0, fd)))
+	if (failed(r, open_both(name, fd)))
 		return;
-	for (unsigned t = 0; t < TURNS && !interrupted; t++) {
-		int err;
+	for (unsigned t = 0; t < TURNS; t++) {
+		int ours = fd[t % 2], theirs = fd[!(t % 2)];
+		bool kept_out, got;
 
-		if (failed(r, try_lock(fd[t % 2], kind, true)))
+		if (failed(r, try_lock(ours, kind, true)))
 			break;
-		err = try_in_child(fd[!(t % 2)], kind);
-		r->turns++;
-		r->wrong += err == 0;
-		if (err != -EAGAIN && failed(r, err))
+		kept_out = !gets(r, theirs, kind);
+		if (failed(r, try_lock(ours, kind, false)))
 			break;
-		if (failed(r, try_lock(fd[t % 2], kind, false)))
-			break;
-		/* The child's end gave up what it had. */
-		err = try_in_child(fd[!(t % 2)], kind);
-		if (!err && kind == LOCK_WHOLE)
-			(void)try_lock(fd[!(t % 2)], kind, false);
-		if (!err && kind == LOCK_OPEN_FILE)
-			(void)try_lock(fd[!(t % 2)], kind, false);
-		r->wrong += err == -EAGAIN;
-		if (err != -EAGAIN && failed(r, err))
+		got = gets(r, theirs, kind);
+		if (r->err || !count(r, kept_out && got))
 			break;
 	}
 	close_both(r, fd);
@@ -323,41 +286,82 @@ static void lock_of_kind(struct result *r, enum kind kind)
 
 static void lock_whole(struct result *r)
 {
-	lock_of_kind(r, LOCK_WHOLE);
+	lock_of_kind(r, LOCK_WHOLE, "lock0");
 }
 
 static void lock_record(struct result *r)
 {
-	lock_of_kind(r, LOCK_RECORD);
+	lock_of_kind(r, LOCK_RECORD, "lock1");
 }
 
 static void lock_open_file(struct result *r)
 {
-	lock_of_kind(r, LOCK_OPEN_FILE);
+	lock_of_kind(r, LOCK_OPEN_FILE, "lock2");
+}
+
+static int wait_for_it(void *fd)
+{
+	return flock(*(int *)fd, LOCK_EX) ? errno : 0;
+}
+
+/* Who waits gets it when it is given up; and a wait can be ended. */
+static void lock_waits(struct result *r)
+{
+	int fd[SIDES], got;
+	pid_t pid;
+
+	if (failed(r, open_both("wait", fd)))
+		return;
+	for (unsigned t = 0; t < 4 && !interrupted; t++) {
+		bool end = t % 2;
+
+		if (failed(r, try_lock(fd[0], LOCK_WHOLE, true)))
+			break;
+		pid = child(wait_for_it, &fd[1]);
+		rest(50);
+		if (failed(r, pid < 0 ? pid : 0))
+			break;
+		if (end)
+			kill(pid, SIGTERM);
+		else
+			(void)failed(r, try_lock(fd[0], LOCK_WHOLE, false));
+		got = end_child(pid, LOOK_FOR);
+		if (end)
+			(void)failed(r, try_lock(fd[0], LOCK_WHOLE, false));
+		/* (What it got it has by our descriptor.) */
+		(void)try_lock(fd[1], LOCK_WHOLE, false);
+		if (got > 0 && failed(r, -got))
+			break;
+		if (!count(r, got == (end ? -EINTR : 0)))
+			break;
+	}
+	close_both(r, fd);
 }
 
 /*
- * As gaiafs does it: what is written is stored before the lock is given up, and who gets it asks for the file's attributes, and drops its pages (in
- * the kernel of a client of GlusterFS 10.3 the attributes alone do not: 17 of 20 were old).
+ * As gaiafs does it: what is written is stored before the lock is given up, and who gets it asks for the file's attributes and, on FUSE, drops its pages
+ * (in the kernel of a client of GlusterFS 10.3 the attributes alone do not: 17 of 20 were old).
  */
 static void lock_carries(struct result *r)
 {
+	struct statfs fs;
 	struct statx stx;
 	int fd[SIDES];
 
-	if (failed(r, open_both("counter", 0, fd)))
+	if (failed(r, open_both("counter", fd)))
 		return;
-	for (unsigned t = 0; t < TURNS && !interrupted; t++) {
+	for (unsigned t = 0; t < TURNS; t++) {
 		int f = fd[t % 2];
 		unsigned is = 0;
 
-		if (failed(r, try_lock(f, LOCK_WHOLE, true)) || failed(r, statx(f, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &stx) ? -errno : 0) ||
-		    failed(r, -posix_fadvise(f, 0, 0, POSIX_FADV_DONTNEED)) || failed(r, pread(f, &is, sizeof(is), 0) < 0 ? -errno : 0))
+		if (failed(r, try_lock(f, LOCK_WHOLE, true)) || failed(r, statx(f, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &stx) ? -errno : 0))
 			break;
-		r->turns++;
-		r->wrong += is != t;
+		if (!fstatfs(f, &fs) && fs.f_type == FUSE_SUPER_MAGIC)
+			(void)posix_fadvise(f, 0, 0, POSIX_FADV_DONTNEED);
+		if (failed(r, pread(f, &is, sizeof(is), 0) < 0 ? -errno : 0) || !count(r, is == t))
+			break;
 		is = t + 1;
-		if (failed(r, pwrite(f, &is, sizeof(is), 0) != sizeof(is) || fdatasync(f) ? -errno : 0) || failed(r, try_lock(f, LOCK_WHOLE, false)))
+		if (failed(r, moved(pwrite(f, &is, sizeof(is), 0), sizeof(is))) || failed(r, fdatasync(f) ? -errno : 0) || failed(r, try_lock(f, LOCK_WHOLE, false)))
 			break;
 	}
 	close_both(r, fd);
@@ -365,7 +369,7 @@ static void lock_carries(struct result *r)
 
 static bool is_free(const struct look *l)
 {
-	int fd = openat(side[l->by], l->name, O_RDWR | O_CLOEXEC);
+	int fd = open_file(l->by, l->name, O_RDWR);
 	bool right = fd >= 0 && !try_lock(fd, LOCK_WHOLE, true);
 
 	if (fd >= 0)
@@ -373,33 +377,41 @@ static bool is_free(const struct look *l)
 	return right;
 }
 
+static int lock_and_stay(void *arg)
+{
+	int fd = open_file(0, "dead", O_RDWR);
+	char said = (char)(fd < 0 ? -fd : -try_lock(fd, LOCK_WHOLE, true));
+
+	if (write(*(int *)arg, &said, 1) != 1)
+		return EIO;
+	for (;;)
+		pause();
+}
+
 static void lock_of_the_dead(struct result *r)
 {
-	int done[2], fd;
-	char said = 0;
+	struct look l = { .by = 1, .name = "dead" };
+	char said = EIO;
+	int done[2];
 	pid_t pid;
 
-	if (failed(r, put(0, "dead", O_CREAT, 0, 1)) || failed(r, pipe2(done, O_CLOEXEC) ? -errno : 0))
+	if (failed(r, put(0, "dead", MAKE, 0, 1)) || failed(r, pipe2(done, O_CLOEXEC) ? -errno : 0))
 		return;
-	pid = fork();
-	if (!pid) {
-		fd = openat(side[0], "dead", O_RDWR | O_CLOEXEC);
-		said = (char)(fd < 0 ? errno : -try_lock(fd, LOCK_WHOLE, true));
-		(void)!write(done[1], &said, 1);
-		for (;;)
-			pause();
-	}
+	pid = child(lock_and_stay, &done[1]);
 	close(done[1]);
-	if (pid > 0 && read(done[0], &said, 1) == 1)
+	if (!failed(r, pid < 0 ? pid : 0)) {
+		(void)!read(done[0], &said, 1);
 		(void)failed(r, -said);
-	close(done[0]);
-	if (pid > 0) {
-		kill(pid, SIGKILL);
-		waitpid(pid, NULL, 0);
+		if (!r->err)
+			(void)count(r, !is_free(&l));
+		(void)end_child(pid, 0);
 	}
+	close(done[0]);
+	if (r->err)
+		return;
 	/* It may take the server a moment to hear of it, for which nothing here is blamed. */
 	rest(200);
-	(void)look(r, is_free, (struct look){ .by = 1, .name = "dead" });
+	(void)look(r, is_free, l);
 }
 
 /* ---- times ---- */
@@ -407,7 +419,7 @@ static void lock_of_the_dead(struct result *r)
 /* What gaiafs tells by whether a file has changed. */
 static int token(int by, struct statx *stx)
 {
-	return statx(side[by], "times", AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, stx) ? -errno : 0;
+	return statx(side[by], "times", AT_STATX_FORCE_SYNC | AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, stx) ? -errno : 0;
 }
 
 static bool same_time(struct statx_timestamp a, struct statx_timestamp b)
@@ -415,43 +427,41 @@ static bool same_time(struct statx_timestamp a, struct statx_timestamp b)
 	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-/* How many of so many changes, each @ms after the last, show in the file's times. */
-static unsigned shown(struct result *r, unsigned turns, unsigned ms)
+/* How many of TURNS changes, each @ms after the last, show in the file's times; fewer are tried if each takes long. */
+static bool all_show(struct result *r, unsigned ms)
 {
 	struct statx before, after;
-	unsigned n = 0;
 
-	for (unsigned t = 0; t < turns && !interrupted; t++) {
+	for (unsigned t = 0; t < (ms > 40 ? 5 : TURNS) && !interrupted; t++) {
 		rest(ms);
 		if (failed(r, token(!(t % 2), &before)) || failed(r, put(t % 2, "times", 0, t, BYTES)) || failed(r, token(!(t % 2), &after)))
-			return n;
-		n += !same_time(before.stx_mtime, after.stx_mtime) || !same_time(before.stx_ctime, after.stx_ctime);
+			return false;
+		if (same_time(before.stx_mtime, after.stx_mtime) && same_time(before.stx_ctime, after.stx_ctime))
+			return false;
 	}
-	return n;
+	return !interrupted;
 }
 
 static void times(struct result *r)
 {
-	static const unsigned waits[] = { 1, 4, 10, 40, 100, 400, 1100, 2100 };
+	static const unsigned waits[] = { 0, 1, 4, 10, 40, 100, 400, 1100, 2100 };
 
-	if (failed(r, put(0, "times", O_CREAT, 0, BYTES)))
+	if (failed(r, put(0, "times", MAKE, 0, BYTES)))
 		return;
-	r->turns = TURNS;
-	if (shown(r, TURNS, 0) == TURNS || r->err || interrupted)
-		return;
-	for (unsigned i = 0; i < sizeof(waits) / sizeof(waits[0]); i++) {
-		if (shown(r, 5, waits[i]) < 5)
+	for (unsigned i = 0; i < sizeof(waits) / sizeof(waits[0]) && !r->err && !interrupted; i++) {
+		if (!all_show(r, waits[i]))
 			continue;
+		r->turns = waits[i] > 40 ? 5 : TURNS;
 		r->grain = waits[i];
 		return;
 	}
-	r->wrong = TURNS;
+	r->turns = r->wrong = 1;
 	r->longest = LOOK_FOR;
 }
 
 /* ---- all of them ---- */
 
-#define OLD "what its client remembers: attributes, names or pages"
+#define OLD "what its client remembers: attributes, names (also of what is not there) or pages"
 
 const struct probe probes[] = {
 	{ "made", "a file that one makes, the other opens", OLD, made },
@@ -467,22 +477,52 @@ const struct probe probes[] = {
 	{ "flock", "flock(2) by one keeps the other out", LOCKS, lock_whole },
 	{ "record_locks", "so do record locks (F_SETLK)", LOCKS, lock_record },
 	{ "open_file_locks", "and locks of open files (F_OFD_SETLK)", LOCKS, lock_open_file },
+	{ "lock_waits", "who waits for a lock gets it, or can be ended", "how its client waits for locks (FUSE: FUSE_INTERRUPT)", lock_waits },
 	{ "lock_carries", "what was written under a lock, the next to get it reads", OLD, lock_carries },
 	{ "lock_of_the_dead", "a process that dies gives its locks up", "for how long it keeps locks of clients that do not answer", lock_of_the_dead },
 };
 const size_t n_probes = sizeof(probes) / sizeof(probes[0]);
 
+bool probes_begin(const char *secret)
+{
+	char got[64] = "";
+	double begun = clock_now();
+	int fd = open_file(0, "secret", O_WRONLY | MAKE), err;
+
+	if (fd < 0)
+		return false;
+	err = moved(write(fd, secret, strlen(secret)), strlen(secret));
+	if (close_file(fd) || err)
+		return false;
+	do {
+		fd = open_file(1, "secret", O_RDONLY);
+		if (fd >= 0) {
+			ssize_t n = read(fd, got, sizeof(got) - 1);
+
+			got[n < 0 ? 0 : n] = '\0';
+			close(fd);
+		}
+		if (!strcmp(got, secret))
+			return true;
+		rest(20);
+	} while (clock_now() - begun < 5 && !interrupted);
+	return false;
+}
+
 void probes_clean_up(void)
 {
-	static const char *const files[] = { "over", "over.new", "again", "size", "synced", "bytes", "appended", "lock", "counter", "dead", "times" };
+	static const char *const files[] = { "secret", "over", "over.new", "again", "size", "synced", "bytes", "appended", "lock0", "lock1", "lock2", "wait",
+					     "counter", "dead", "times" };
 	static const char *const many[] = { "made", "removed", "once" };
 	char file[32];
 
-	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
-		(void)unlinkat(side[0], files[i], 0);
-	for (unsigned t = 0; t < TURNS; t++)
-		for (size_t i = 0; i < sizeof(many) / sizeof(many[0]); i++) {
-			snprintf(file, sizeof(file), "%s%u", many[i], t);
-			(void)unlinkat(side[0], file, 0);
-		}
+	for (int by = 0; by < SIDES; by++) {
+		for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+			(void)unlinkat(side[by], files[i], 0);
+		for (unsigned t = 0; t < TURNS; t++)
+			for (size_t i = 0; i < sizeof(many) / sizeof(many[0]); i++) {
+				snprintf(file, sizeof(file), "%s%u", many[i], t);
+				(void)unlinkat(side[by], file, 0);
+			}
+	}
 }

@@ -8,10 +8,7 @@ skip() {
 	echo "glusterfs: $*"
 	exit 77
 }
-[ "$(id -u)" -eq 0 ] || skip "needs root, for namespaces and mounts"
-for program in glusterd gluster glusterfs ip nsenter; do
-	command -v "$program" > /dev/null || skip "$program is not installed (Debian: glusterfs-server, iproute2)"
-done
+why=$("$source/scripts/demo-nodes" --check 2>&1) || skip "${why##*$'\n'}"
 prefix=$(mktemp -d "${TMPDIR:-/tmp}/gaiafs-glusterfs.XXXXXX")
 trap 'rm -rf "$prefix"' EXIT
 mkdir "$prefix/bin"

@@ -20,9 +20,9 @@ static void start(const char *option)
 	if (geteuid() != 0)
 		cr_skip_test("needs root, to mount");
 	tree_make_temp(NULL, top);
-	shell_ok(top, "mkdir files c0 c1");
+	shell_ok(top, "chmod 755 . && mkdir files c0 c1");
 	for (int i = 0; i < 2; i++)
-		shell_ok(top, ENGINE_FS " files c%d %s", i, option);
+		shell_ok(top, ENGINE_FS " '%s/files' '%s/c%d' %s", top, top, i, option);
 }
 
 static void end(void)
@@ -39,11 +39,11 @@ static void end(void)
 	*top = '\0';
 }
 
-TestSuite(check_source, .fini = end, .timeout = 100);
+TestSuite(check_source, .fini = end, .timeout = 200);
 
 static const char *check(int status, const char *args)
 {
-	said = shell_run(top, 60, "\"$GAIA\" check-source %s", args);
+	said = shell_run(top, 120, "\"$GAIA\" check-source %s", args);
 	cr_assert_eq(said.status, status, "%d: %s%s", said.status, said.out, said.err);
 	return said.out;
 }
@@ -105,6 +105,7 @@ Test(check_source, old_names_are_found)
 
 	start("oldnames");
 	report = check(1, "c0 c1");
+	expect(report, "a file that one makes, the other opens", false);
 	expect(report, "a file that one removes is gone for the other", false);
 	expect(report, "bytes of one page that both write are all kept", true);
 	nothing_is_left();
@@ -121,6 +122,7 @@ Test(check_source, locks_that_hold_on_one_node_only_are_found)
 	expect(report, "flock(2) by one keeps the other out", false);
 	expect(report, "so do record locks", false);
 	expect(report, "and locks of open files", false);
+	expect(report, "who waits for a lock gets it", false);
 	nothing_is_left();
 	shell_free(&said);
 }
@@ -135,6 +137,55 @@ Test(check_source, locks_that_are_not_there_are_found)
 	cr_assert_not_null(strstr(report, "No locks available"), "%s", report);
 	nothing_is_left();
 	shell_free(&said);
+}
+
+/* Somebody who may rename puts a directory of his in the place of ours, with links to what is root's. */
+Test(check_source, a_directory_of_others_is_not_written_to)
+{
+	struct shell_result r;
+
+	start("");
+	shell_ok(top, "mkdir other && mount -t tmpfs -o mode=1777 none other && echo precious > victim && chmod 600 victim");
+	/* It waits for the name to be made in c0, and has its own directory by that name in the other place. */
+	r = shell_run(top, 60,
+		      "setpriv --reuid 65534 --clear-groups sh -c '"
+		      "cd other; mkdir -m 700 trap; for f in bytes appended counter lock0 wait; do ln -s %s/victim trap/$f; done; "
+		      "until n=$(cd ../files && ls -d .gaia-check-source.*); do :; done 2> /dev/null; mv trap $n; sleep 3' & "
+		      "\"$GAIA\" check-source c0 other; s=$?; wait; exit $s", top);
+	cr_assert_eq(r.status, 1, "%s%s", r.out, r.err);
+	cr_assert_not_null(strstr(r.err, "is not there"), "%s", r.err);
+	shell_free(&r);
+	shell_ok(top, "test \"$(cat victim)\" = precious && test \"$(ls -A other/.gaia-check-source.* | wc -l)\" = 5 && umount other");
+	nothing_is_left();
+}
+
+Test(check_source, an_engine_that_does_not_answer_holds_nobody_up)
+{
+	struct shell_result r;
+
+	start("");
+	/* Stopped when the probes have begun; the first signal cleans up, if that is possible. */
+	r = shell_run(top, 60,
+		      "engine=$(pgrep -f \"engine-fs $PWD/files $PWD/c1\"); \"$GAIA\" check-source c0 c1 > report & p=$!; "
+		      "until grep -q 'the other opens' report; do :; done; kill -STOP $engine; kill -TERM $p; wait $p; s=$?; kill -CONT $engine; exit $s");
+	cr_assert_eq(r.status, 1, "%s%s", r.out, r.err);
+	cr_assert(strstr(r.err, "does not answer") || strstr(r.err, "interrupted"), "%s", r.err);
+	shell_free(&r);
+}
+
+Test(check_source, what_ends_it_leaves_nothing)
+{
+	struct shell_result r;
+
+	start("");
+	r = shell_run(top, 60, "\"$GAIA\" check-source c0 c1 | head -n 1; sleep 0.5");
+	cr_assert_eq(r.status, 0);
+	shell_free(&r);
+	nothing_is_left();
+	r = shell_run(top, 60, "\"$GAIA\" check-source c0 c1 > report & p=$!; until grep -q 'the other opens' report; do :; done; kill -HUP $p; wait $p");
+	cr_assert_neq(r.status, 2, "%s", r.err);
+	shell_free(&r);
+	nothing_is_left();
 }
 
 Test(check_source, what_is_no_two_mounts_of_one_file_system_is_refused)

@@ -14,7 +14,7 @@
  *			with `ownlocks` they hold on this node only
  *	numbers		are those of the directory; with `reuse` a new file gets that of one that was removed, whoever has it open
  *
- * With `oldnames` and `oldpages` it promises less: names that were found, and pages that were read, are believed for ever.
+ * With `oldnames` and `oldpages` it promises less: names that were found, or not, and pages that were read, are believed for ever.
  */
 #define FUSE_USE_VERSION 314
 #include <dirent.h>
@@ -173,7 +173,12 @@ static void reply_entry(fuse_req_t req, int res, fuse_ino_t parent, const char *
 
 static void e_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	reply_entry(req, 0, parent, name);
+	struct stat st;
+
+	if (old_names && fstatat(fd_of(parent), name, &st, AT_SYMLINK_NOFOLLOW) && errno == ENOENT)
+		fuse_reply_entry(req, &(struct fuse_entry_param){ .entry_timeout = LONG });
+	else
+		reply_entry(req, 0, parent, name);
 }
 
 static void e_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
