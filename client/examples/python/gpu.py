@@ -4,7 +4,8 @@
 FILE is on a gaiafs mount that has the GPU (gaiafs --device cuda). The tensors are acquired for reading: do not store to what is made of
 them, the memory is shared with all who have loaded the file. Then the GPU adds up the file's bytes, in the order of a stream.
 
-The tests run this with stand-ins for CuPy and PyTorch, on a CUDA driver that is played; scripts/gpu-check runs it on a GPU, with the real ones.
+The tests run this with stand-ins for CuPy and PyTorch, on a CUDA driver that is played; scripts/gpu-check runs it on a GPU, with
+the real ones.
 """
 
 import sys
