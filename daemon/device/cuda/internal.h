@@ -133,7 +133,7 @@ struct cuda {
 	atomic_bool off;	/* broken: everything fails from now on */
 	bool stop_pinner;	/* the lock of host.c */
 	atomic_bool told_of_descriptors, kept_tried;
-	int kept; /* a descriptor of memory: see keep_descriptor(). Its field, and later of who ends the device */
+	int kept; /* a descriptor of memory, or -1: see keep_descriptor(), which writes it once; then who ends the device has it */
 
 	/* armed_lock is taken to make entries of `armed`, which are constant once they are not 0. */
 	pthread_mutex_t armed_lock;

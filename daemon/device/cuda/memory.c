@@ -526,7 +526,7 @@ static void keep_descriptor(struct cuda *cuda)
 	int fd = -1;
 
 	if (atomic_exchange(&cuda->kept_tried, true) || create(cuda, &handle))
-		return; /* not again: there is no room for it */
+		return; /* it was tried before, or there is no room for it */
 	if (cuda->api->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
 		fd = -1;
 	cuda_ended(cuda, cuda->api->cuMemRelease(handle), "cuMemRelease");
