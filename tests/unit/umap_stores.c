@@ -467,11 +467,12 @@ static void last_in_hit(void *state, uint32_t slot)
 	last_in_inserted(state, slot, 0);
 }
 
+/* Never the first one, however many threads evict. */
 static uint32_t last_in_victim(void *state)
 {
 	struct last_in *p = state;
 
-	while (p->n)
+	while (p->n > 1)
 		if (p->in[p->stack[--p->n]]) {
 			p->in[p->stack[p->n]] = false;
 			return p->stack[p->n];
@@ -501,7 +502,7 @@ Test(umap_stores, a_policy_of_the_application_decides)
 		cr_assert_eq(rig.view[i * 4096], i + 1);
 	reads = memory.reads;
 	cr_assert_eq(rig.view[0], 1);
-	cr_assert_eq(memory.reads, reads, "the first page in is the last to leave");
+	cr_assert_eq(memory.reads, reads, "the first page in never leaves");
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 	cr_assert_eq(last_in.destroyed, 1);
 }

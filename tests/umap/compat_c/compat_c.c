@@ -165,7 +165,11 @@ int main(int argc, char **argv)
 	flush_writes_all_regions(array);
 	prefetched_pages_are_right(array);
 	errors_are_told(array);
+#ifndef __SANITIZE_ADDRESS__ /* its allocator is not locked for a fork() beside threads that start: the child may wait for ever (GCC 12, seen) */
 	children_have_none(array);
+#else
+	(void)children_have_none;
+#endif
 	array[words - 1] = 99;
 	CHECK(!uunmap(array, PAGES * page_size));
 	CHECK(word_in_file(words - 1) == 99);
