@@ -93,19 +93,31 @@ static json_t *tier_json(const char *name, uint64_t pages, uint64_t all, const s
 			 "batch_page_ns", (json_int_t)(cost ? read_cost_ns(cost, READ_BATCH, 1) / READ_BATCH : 0));
 }
 
+/* The best device's, but for the host, whose replicas are seldom read; @parks: of those that may have parked pages. NULL: there is none. */
+static const struct read_cost *best_cost(const struct cache *c, bool parks)
+{
+	const struct read_cost *best = NULL;
+
+	for (unsigned i = 0; i < c->n_devices; i++) {
+		const struct cache_device *dev = &c->dev[i];
+
+		if (dev->home || atomic_load(&dev->gone) || (parks && !dev->victims))
+			continue;
+		if (!best || read_cost_ns(&dev->read_cost, 1, 1) < read_cost_ns(best, 1, 1))
+			best = &dev->read_cost;
+	}
+	return best;
+}
+
 /* Where pages were found that somebody needed at home, and what a page from there takes by now: alone, and in a batch. */
 static json_t *tiers_json(struct cache *c)
 {
 	uint64_t home = counter_value(CTR_home_hits), parked = counter_value(CTR_victim_hits);
 	uint64_t device = counter_value(CTR_device_reads), store = counter_value(CTR_storage_reads);
 	uint64_t replicas = device > parked ? device - parked : 0, all = home + parked + replicas + store;
-	const struct read_cost *cost = NULL;
+	const struct read_cost *cost = best_cost(c, false);
 
-	/* The best device's. */
-	for (unsigned i = 0; i < c->n_devices; i++)
-		if (!cost || read_cost_ns(&c->dev[i].read_cost, 1, 1) < read_cost_ns(cost, 1, 1))
-			cost = &c->dev[i].read_cost;
-	return json_pack("[o, o, o, o]", tier_json("home", home, all, NULL), tier_json("parked on devices", parked, all, cost),
+	return json_pack("[o, o, o, o]", tier_json("home", home, all, NULL), tier_json("parked on devices", parked, all, best_cost(c, true)),
 			 tier_json("replicas on devices", replicas, all, cost), tier_json("storage", store, all, &c->store_cost));
 }
 

@@ -130,6 +130,27 @@ Test(victims, are_read_from_the_device_and_stay_there)
 	end();
 }
 
+/* What a page takes from there is said of a device that has parked pages: not of the host, of which nothing was ever learned. */
+Test(victims, are_told_what_they_take)
+{
+	json_int_t page, guess;
+	json_t *status;
+
+	begin_with(&(struct rig_options){ .devices = 1, .host = true, .device_cache = 3 * GAIA_CHUNK });
+	guess = (json_int_t)read_cost_ns(&rig->cache->dev[1].read_cost, 1, 1);
+	park_all();
+	/* Dearer than the guess. */
+	for (unsigned k = 0; k < 50; k++)
+		read_cost_learn(&rig->cache->dev[0].read_cost, 1, 1, 3 * (uint64_t)guess);
+	status = cache_status_json(rig->cache);
+	for (unsigned tier = 1; tier <= 2; tier++) {
+		page = json_integer_value(json_object_get(json_array_get(json_object_get(status, "tiers"), tier), "page_ns"));
+		cr_assert_gt(page, 2 * guess);
+	}
+	json_decref(status);
+	end();
+}
+
 Test(victims, are_what_left_home_before)
 {
 	begin_with(&(struct rig_options){ .devices = 1, .device_cache = 3 * GAIA_CHUNK });
