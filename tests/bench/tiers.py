@@ -3,6 +3,8 @@
 scripts/bench tiers: pages that left home and are parked on a device, beside the same mount without (--device ...,cache=).
 
 The device is simulated: its bus has the rates and waits of a model, and they are waited for. Reads are of 4 KiB, with O_DIRECT.
+Whether a device is asked depends on what storage takes; so where a gain is looked for storage is modelled, too: a file system (engine-fs)
+over the directory, whose reads take so much longer.
 And equal pages kept once (--dedup home), beside the same with parked pages alone, as the paper compares them.
 What is read from storage is counted, which noise does not touch; times are ratios of two that were taken in one round.
 """
@@ -24,6 +26,7 @@ PAGE = 4096
 # The paper's (ICCS'11), and PCIe 5: bytes a second each way, and microseconds.
 BUSES = {"3.2 GB/s, 15 µs": "bandwidth=3200000000,latency=15", "PCIe 5": "bandwidth=55000000000,latency=10,submit=3"}
 PAPER = "3.2 GB/s, 15 µs"
+STORAGE_US = 100  # a read of 4 KiB from an SSD of a server
 FILE = "data"
 # So many times as many reads as there are pages, at random, before anything is counted: a page is parked when it leaves home for the second time.
 WARM_PASSES = 10
@@ -44,13 +47,15 @@ class Sizes:
 class FileMount:
     """One gaiafs with one file of @pages. @copies: of so many pages each that are equal; else as the file comes."""
 
-    def __init__(self, bench, name, bus, pages, home, cache, copies=None, dedup="off"):
+    def __init__(self, bench, name, bus, pages, home, cache, copies=None, dedup="off", modelled=False):
         self.bench, self.pages = bench, pages
         device = "sim:%d,%s,strict=off" % (bench.sizes.device, bus)
         if cache:
             device += ",cache=%d" % bench.sizes.device
-        self.system = Gaiafs(name, bench.place, bench.args.build,
-                             ["--device", device, "--cpu-cache", "writeback", "--home", str(home), "--dedup", dedup])
+        options = ["--device", device, "--cpu-cache", "writeback", "--home", str(home), "--dedup", dedup]
+        self.system = Gaiafs(name, bench.place, bench.args.build, options + (["--source", "exclusive"] if modelled else []))
+        if modelled:
+            self.model_storage(name)
         bench.stack.callback(self.system.stop)
         self.system.start()
         if copies:
@@ -59,6 +64,12 @@ class FileMount:
             self.system.make_file(FILE, (pages * PAGE + MIB - 1) // MIB * MIB)
         self.seed = 0
         self.forget_below()
+
+    def model_storage(self, name):
+        real = os.path.join(self.bench.place, name + ".real")
+        os.mkdir(real)
+        run(self.bench.program("engine-fs"), real, self.system.below, "slow=%d" % STORAGE_US)
+        self.bench.stack.callback(run, "umount", "-l", self.system.below)
 
     def make_copies(self, copies):
         """The paper's generator: each block so many times, all over the file."""
@@ -120,7 +131,8 @@ class Bench(PairsBench):
         for bus, options in BUSES.items():
             for share in self.sizes.shares:
                 for how in "zipf", "uniform":
-                    section = "reads of 4 KiB, home and %g of the device, bus of %s; peer: no cache on the device" % (share, bus)
+                    section = "reads of 4 KiB, home and %g of the device, bus of %s; peer: no cache on the device; storage: %d µs, modelled" % (
+                        share, bus, STORAGE_US)
                     rows = [self.row(section, "%s: pages read from storage" % how, "count", most=0.17),
                             self.row(section, "%s: time" % how, "time")]
                     self.work(rows, self.working_set, rows, how, share, options, bus)
@@ -130,7 +142,7 @@ class Bench(PairsBench):
         stored, times = {}, {}
         for who in turn([PEER, OURS], rnd):
             name = "%s-%s-%d" % (self.names[who], share, list(BUSES).index(bus))
-            mount, new = self.mounted(name, options, pages, self.sizes.home, who == OURS)
+            mount, new = self.mounted(name, options, pages, self.sizes.home, who == OURS, modelled=True)
             if new:
                 mount.read("uniform", WARM_PASSES * pages)
             if who == OURS:

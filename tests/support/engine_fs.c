@@ -1,7 +1,7 @@
 /*
  * engine_fs.c - one node's client of a distributed file system: a directory, by way of FUSE. Two of them over one directory are two nodes.
  *
- *	engine-fs DIR MOUNTPOINT [nolocks|reuse|ownlocks|oldnames|oldpages]
+ *	engine-fs DIR MOUNTPOINT [nolocks|reuse|ownlocks|oldnames|oldpages|slow=MICROSECONDS]
  *
  * returns when it is mounted; umount(8) ends it. It keeps what an engine promises, close-to-open, and no more:
  *
@@ -15,6 +15,7 @@
  *	numbers		are those of the directory; with `reuse` a new file gets that of one that was removed, whoever has it open
  *
  * With `oldnames` and `oldpages` it promises less: names that were found, or not, and pages that were read, are believed for ever.
+ * With `slow` each read takes so much longer, and the kernel keeps no page: storage that is modelled, for scripts/bench.
  */
 #define FUSE_USE_VERSION 314
 #include <dirent.h>
@@ -29,8 +30,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/queue.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LONG 3600.0 /* seconds */
@@ -59,6 +62,7 @@ static SLIST_HEAD(, file) all_files;
 static TAILQ_HEAD(, waiting) writes = TAILQ_HEAD_INITIALIZER(writes);
 static struct file root;
 static bool no_locks, reuse, own_locks, old_names, old_pages;
+static long slow_us;
 
 static struct file *file_of(fuse_ino_t ino)
 {
@@ -296,6 +300,7 @@ static void e_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 	fi->fh = (uint64_t)fd;
 	fi->keep_cache = old_pages;
+	fi->direct_io = slow_us > 0;
 	if (fd < 0)
 		fuse_reply_err(req, errno);
 	else
@@ -317,8 +322,13 @@ static void e_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 static void e_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	char *buf = malloc(size);
+	struct timespec more = { slow_us / 1000000, slow_us % 1000000 * 1000 };
 	ssize_t n = !buf || store(file_of(ino)->ino) ? -1 : pread((int)fi->fh, buf, size, off);
 
+	if (slow_us > 0) {
+		(void)prctl(PR_SET_TIMERSLACK, 1ul);
+		nanosleep(&more, NULL);
+	}
 	if (n < 0)
 		fuse_reply_err(req, errno);
 	else
@@ -523,6 +533,7 @@ int main(int argc, char **argv)
 	own_locks = argc > 3 && !strcmp(argv[3], "ownlocks");
 	old_names = argc > 3 && !strcmp(argv[3], "oldnames");
 	old_pages = argc > 3 && !strcmp(argv[3], "oldpages");
+	slow_us = argc > 3 && !strncmp(argv[3], "slow=", 5) ? atol(argv[3] + 5) : 0;
 	root.fd = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
 	session = root.fd < 0 ? NULL : fuse_session_new(&fuse, &ops, sizeof(ops), NULL);
 	if (!session || fuse_session_mount(session, argv[2])) {
