@@ -4,7 +4,8 @@
  * A page is in the sample if a few of its bytes, mixed, say so: so equal pages are, or are not, wherever they lie. One page of SAMPLE is. Pages of
  * the sample are always looked for. The others of a file are if that pays by what its sample has found so far, or, while that is
  * too small to tell, by what the samples of all files have: of the pages looked for a share must have been found (WORTH), and reading these again
- * must take longer than it has taken to hash all. A page that was shared and is written then was found in vain.
+ * must take longer than it has taken to hash all. A page that was shared and is written then was found in vain. Where it has not paid for
+ * long, all but one page of RESTS of the sample are left out, until it does; that one counts for all of them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -27,6 +28,7 @@
 #include "pagecache/writeback.h"
 
 #define SAMPLE 16u
+#define RESTS 16u
 #define WORTH_PERCENT 3u
 /* Pages of the sample: fewer of a file do not tell; after so many what was is worth half. */
 #define ENOUGH 32u
@@ -73,7 +75,8 @@ void dedup_destroy(struct cache *c)
 
 /* ---- which pages ---- */
 
-static bool in_sample(const struct dedup *d, const void *page)
+/* The same for equal pages, whatever file they are of. */
+static uint64_t mixed_bytes(const struct dedup *d, const void *page)
 {
 	uint64_t mixed, word;
 
@@ -84,7 +87,7 @@ static bool in_sample(const struct dedup *d, const void *page)
 		mixed = (mixed ^ word) * 0x9e3779b97f4a7c15u;
 		mixed ^= mixed >> 29;
 	}
-	return mixed % SAMPLE == 0;
+	return mixed;
 }
 
 static bool pays(const struct cache *c, const struct dedup_sample *sa)
@@ -95,22 +98,38 @@ static bool pays(const struct cache *c, const struct dedup_sample *sa)
 	return tried >= ENOUGH && found * 100 >= tried * WORTH_PERCENT && found * read_cost_ns(&c->store_cost, 1, 1) >= tried * hash_ns;
 }
 
-static bool file_pays(struct cfile *f)
+/* What tells most of the file. */
+static const struct dedup_sample *sample_of(const struct cfile *f)
 {
-	bool known;
+	bool known = atomic_load_explicit(&f->dedup.sample.tried, memory_order_relaxed) >= ENOUGH;
 
-	if (fault_point("dedup.all"))
-		return true;
-	known = atomic_load_explicit(&f->dedup.sample.tried, memory_order_relaxed) >= ENOUGH;
-
-	return pays(f->cache, known ? &f->dedup.sample : &f->cache->dedup->all);
+	return known ? &f->dedup.sample : &f->cache->dedup->all;
 }
 
-static void learn(struct dedup_sample *sa, bool found)
+static bool file_pays(const struct cfile *f)
+{
+	return fault_point("dedup.all") || pays(f->cache, sample_of(f));
+}
+
+/* For how many pages of a sample without rests this one stands; 0: it is not in the sample. */
+static unsigned in_sample(const struct cfile *f, const void *page)
+{
+	uint64_t mixed = mixed_bytes(f->cache->dedup, page);
+	const struct dedup_sample *sa;
+
+	if (mixed % SAMPLE != 0)
+		return 0;
+	sa = sample_of(f);
+	if (atomic_load_explicit(&sa->tried, memory_order_relaxed) < MANY / 2 || pays(f->cache, sa))
+		return 1;
+	return mixed / SAMPLE % RESTS == 0 ? RESTS : 0;
+}
+
+static void learn(struct dedup_sample *sa, unsigned n, bool found)
 {
 	if (found)
-		atomic_fetch_add_explicit(&sa->found, 1, memory_order_relaxed);
-	if (atomic_fetch_add_explicit(&sa->tried, 1, memory_order_relaxed) < MANY)
+		atomic_fetch_add_explicit(&sa->found, n, memory_order_relaxed);
+	if (atomic_fetch_add_explicit(&sa->tried, n, memory_order_relaxed) + n < MANY)
 		return;
 	atomic_store_explicit(&sa->tried, MANY / 2, memory_order_relaxed);
 	atomic_store_explicit(&sa->found, atomic_load_explicit(&sa->found, memory_order_relaxed) / 2, memory_order_relaxed);
@@ -229,7 +248,7 @@ static frame_t dedup_frame(struct cfile *f, frame_t frame, bool may_ask)
 	const char *page = frame_ptr(&c->frames, frame);
 	uint32_t domain;
 	frame_t found;
-	bool sample;
+	unsigned sample;
 
 	/* Zeros are nobody's secret, and need no hash. */
 	if (page[0] == 0 && memcmp(page, page + 1, GAIA_PAGE - 1) == 0) {
@@ -237,14 +256,14 @@ static frame_t dedup_frame(struct cfile *f, frame_t frame, bool may_ask)
 		count(CTR_dedup_zeros, found != frame);
 		return found;
 	}
-	sample = in_sample(c->dedup, page);
+	sample = in_sample(f, page);
 	if ((!sample && !file_pays(f)) || !find_domain(f, sample, may_ask, &domain))
 		return frame;
 	found = shares_join(&c->frames, frame, tag_of(c->dedup, page, sample), domain);
 	count(CTR_dedup_found, found != frame);
 	if (sample) {
-		learn(&f->dedup.sample, found != frame);
-		learn(&c->dedup->all, found != frame);
+		learn(&f->dedup.sample, sample, found != frame);
+		learn(&c->dedup->all, sample, found != frame);
 	}
 	return found;
 }
@@ -279,9 +298,11 @@ static bool is_own(struct chunk *ch, unsigned i)
 /* What was found in vain counts as not found. */
 static void unlearn(struct cfile *f, const void *page)
 {
-	if (in_sample(f->cache->dedup, page)) {
-		learn(&f->dedup.sample, false);
-		learn(&f->cache->dedup->all, false);
+	unsigned sample = in_sample(f, page);
+
+	if (sample) {
+		learn(&f->dedup.sample, sample, false);
+		learn(&f->cache->dedup->all, sample, false);
 	}
 	count(CTR_dedup_unshared, 1);
 }

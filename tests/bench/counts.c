@@ -20,6 +20,12 @@
  *
  * With PAGES, CPU programs then write so many pages, equally far apart, and the first device acquires all of the file once more, to read, and
  * releases it: "acquire changed", "release changed". So that it does so in the windows of a usual home, home is large then.
+ *
+ *	counts MIB alone|both
+ *
+ * The same by one device, of a file no two pages of which are equal, and that fits home with room to spare; before that CPU programs read
+ * all of it, 4 KiB at a time: "read cold", "read hot", and write every eighth page: "write hot". With `both` equal pages are looked for
+ * (dedup.h), and the device has room for pages that leave home (victim.h), though none does: neither can help.
  */
 #include <err.h>
 #include <errno.h>
@@ -238,6 +244,21 @@ static void make_file(void)
 	f->ops->close(f);
 }
 
+/* Instead of holes. */
+static void make_pages_differ(void)
+{
+	uint64_t page[GAIA_PAGE / sizeof(uint64_t)] = { 0 };
+	struct iovec iov = { page, sizeof(page) };
+	struct store_file *f;
+
+	must(store_open(store, 1, true, &f), "a file");
+	for (uint64_t k = 0; k < length / GAIA_PAGE; k++) {
+		page[0] = k + 1;
+		must(f->ops->write(f, &iov, 1, (off_t)(k * GAIA_PAGE)), "a page");
+	}
+	f->ops->close(f);
+}
+
 static int source_open(void *cookie, bool write, struct store_file **out)
 {
 	(void)cookie;
@@ -296,6 +317,33 @@ static void write_pages(struct cfile *file, uint64_t n)
 		must(cache_write(file, page, sizeof(page), (off_t)(k * (length / GAIA_PAGE / n) * GAIA_PAGE), CACHE_WRITE_EXACT), "write");
 }
 
+static void read_pages(struct cfile *file)
+{
+	static char page[GAIA_PAGE];
+
+	for (uint64_t at = 0; at < length; at += GAIA_PAGE)
+		if (cache_read(file, page, sizeof(page), (off_t)at) != sizeof(page))
+			errx(1, "a page cannot be read");
+}
+
+static void measure_cpu(struct cfile *file, void (*work)(struct cfile *file), const char *name)
+{
+	uint64_t start;
+
+	CALLGRIND_START_INSTRUMENTATION;
+	CALLGRIND_ZERO_STATS;
+	start = now_ns();
+	work(file);
+	CALLGRIND_DUMP_STATS_AT(name);
+	CALLGRIND_STOP_INSTRUMENTATION;
+	printf("%s %" PRIu64 "\n", name, now_ns() - start);
+}
+
+static void write_eighth(struct cfile *file)
+{
+	write_pages(file, length / GAIA_PAGE / 8);
+}
+
 static size_t heap(void)
 {
 	struct mallinfo2 info = mallinfo2();
@@ -309,19 +357,27 @@ int main(int argc, char **argv)
 	struct mapping *m[CACHE_MAX_DEVICES];
 	struct cache_user user = { .owner = true };
 	struct cache_config config = { .home_bytes = HOME, .devices = dev, .writeback_age_ms = 3600000, .host = &host };
+	static const uint64_t room[1] = { CACHE_DEVICE_AUTO };
 	struct cache *cache;
 	struct cfile *file;
+	bool alone, both;
 	unsigned n;
 	uint64_t changed;
 	size_t before, used;
 
 	length = argc >= 3 ? strtoull(argv[1], NULL, 10) << 20 : 0;
-	n = argc >= 3 ? (unsigned)strtoul(argv[2], NULL, 10) : 0;
+	alone = argc == 3 && !strcmp(argv[2], "alone");
+	both = argc == 3 && !strcmp(argv[2], "both");
+	n = alone || both ? 1 : argc >= 3 ? (unsigned)strtoul(argv[2], NULL, 10) : 0;
 	changed = argc == 4 ? strtoull(argv[3], NULL, 10) : 0;
 	if (argc > 4 || !length || length > 1ull << 40 || !n || n > CACHE_MAX_DEVICES || changed > length / GAIA_PAGE)
-		errx(2, "usage: counts MIB DEVICES [PAGES] (up to 1048576, %u, and all of them)", CACHE_MAX_DEVICES);
-	if (changed)
+		errx(2, "usage: counts MIB DEVICES [PAGES] (up to 1048576, %u, and all of them), or counts MIB alone|both", CACHE_MAX_DEVICES);
+	if (changed || alone || both)
 		config.home_bytes = LARGE_HOME;
+	if (both) {
+		config.dedup = CACHE_DEDUP_HOME;
+		config.device_cache = room;
+	}
 
 	for (unsigned i = 0; i < n; i++)
 		dev[i] = nothing_create(i, ROUND_UP(length, GAIA_CHUNK));
@@ -329,6 +385,13 @@ int main(int argc, char **argv)
 	make_file();
 	must(cache_create(&config, &cache), "a cache");
 	must(cfile_get(cache, 1, &source, NULL, &file), "a file");
+	if (alone || both) {
+		make_pages_differ();
+		measure_cpu(file, read_pages, "read cold");
+		for (int i = 0; i < REPEAT; i++)
+			measure_cpu(file, read_pages, "read hot");
+		measure_cpu(file, write_eighth, "write hot");
+	}
 	before = heap();
 	for (unsigned i = 0; i < n; i++) {
 		must(cache_map(file, i, &m[i], user, 1, GAIA_PROT_READ | GAIA_PROT_WRITE, true, 0, length, &m[i]), "map");

@@ -6,13 +6,10 @@ Every figure is the ratio of two that were taken in one round, one right after t
 noise does not touch. Devices are simulated: what is "modelled" is the time of their model, of an H200 on PCIe 5.
 """
 
-import glob
 import json
 import os
 import re
-import shutil
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
@@ -20,6 +17,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 import fio
 import pairs
 from command import parser_of
+from instructions import count_instructions
 from pairs import KIB, OURS, PEER, PairsBench, Worker, pair, size_text
 from rounds import Progress, TimeLimit, run_rounds, turn
 from systems import GIB, MIB, Lacking, run
@@ -205,29 +203,8 @@ class Bench(PairsBench):
     def count_instructions(self, size, devices):
         """{what: instructions}, by callgrind."""
         if (size, devices) not in self.memory:
-            if not shutil.which("valgrind"):
-                raise Lacking("valgrind is not installed")
-            with tempfile.TemporaryDirectory(dir=self.place) as place:
-                run("valgrind", "-q", "--tool=callgrind", "--instr-atstart=no",
-                    "--callgrind-out-file=%s" % os.path.join(place, "out"),
-                    self.program("counts"), str(size // MIB), str(devices), timeout=900)
-                self.memory[size, devices] = self.read_dumps(glob.glob(os.path.join(place, "out*")))
+            self.memory[size, devices] = count_instructions(self.place, self.program("counts"), str(size // MIB), str(devices))
         return self.memory[size, devices]
-
-    @staticmethod
-    def read_dumps(paths):
-        """The fewest of each: more is what else happened in the process."""
-        counts = {}
-        for path in paths:
-            with open(path) as file:
-                text = file.read()
-            what = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.M)
-            total = re.search(r"^totals: (\d+)$", text, re.M)
-            if what and total:
-                counts.setdefault(what.group(1), []).append(int(total.group(1)))
-        if not counts:
-            raise Lacking("there was no valgrind/callgrind.h when the bench was built")
-        return {what: min(numbers) for what, numbers in counts.items()}
 
     def metadata(self):
         size = self.sizes.counted[-1]

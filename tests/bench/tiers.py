@@ -18,6 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 # pylint: disable=wrong-import-position
 import plot
 from command import parser_of
+from instructions import count_instructions
 from pairs import OURS, PEER, PairsBench, main
 from rounds import Progress, TimeLimit, run_rounds, turn
 from systems import MIB, Gaiafs, Missing, run
@@ -41,6 +42,7 @@ class Sizes:
             self.home, self.device, self.reads = 16 * MIB, 16 * MIB, 20000
         else:
             self.home, self.device, self.reads = 256 * MIB, 256 * MIB, 200000
+        self.counted_mib = 4 if args.smoke else 128
         self.shares = [1.0] if args.smoke else [0.25, 1.0] if args.quick else [0.25, 0.5, 1.0]
 
 
@@ -232,15 +234,32 @@ class Bench(PairsBench):
             times[who] = mount.read(how, pages if how == "scan" else self.sizes.reads)
         rows[0].add(times)
 
+    def instructions(self):
+        section = "nothing to gain: instructions of the page cache alone, %d MiB that fit home, over a store in memory; peer: no cache on the " \
+                  "device, and equal pages are not looked for" % self.sizes.counted_mib
+        rows = {what: self.row(section, title, "count", most=1.01)
+                for what, title in (("read hot", "4 KiB read, home has them"), ("read cold", "4 KiB read, from the store"),
+                                    ("write hot", "4 KiB written"), ("acquire read", "acquire to read"), ("release read", "release after reading"),
+                                    ("acquire write", "acquire to write"), ("release write", "release after writing"))}
+        self.work(list(rows.values()), self.counted, rows, to=self.counts)
+
+    def counted(self, _rnd, rows):
+        counts = {who: count_instructions(self.place, self.program("counts"), str(self.sizes.counted_mib), how)
+                  for who, how in ((PEER, "alone"), (OURS, "both"))}
+        for what, row in rows.items():
+            row.add({who: count[what] for who, count in counts.items()})
+
     # -- all of it
 
     def measure(self):
-        for add in self.working_sets, self.batches, self.equal_pages, self.nothing_to_gain:
+        for add in self.working_sets, self.batches, self.equal_pages, self.nothing_to_gain, self.instructions:
             add()
-        if not self.works:
+        if not self.works and not self.counts:
             raise RuntimeError("--only %s: there is no such work" % self.args.only)
-        progress = Progress()
-        rounds, self.left_by_time = run_rounds(self.works, self.args.rounds, TimeLimit(self.args.seconds), progress)
+        progress, limit = Progress(), TimeLimit(self.args.seconds)
+        _, left = run_rounds(self.counts, 1, limit, progress)
+        rounds, self.left_by_time = run_rounds(self.works, self.args.rounds if self.works else 0, limit, progress)
+        self.left_by_time = left + self.left_by_time
         progress.end()
         return rounds
 

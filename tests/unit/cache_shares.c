@@ -545,34 +545,71 @@ Test(shares, outlive_a_burst_of_writes)
 	end();
 }
 
+/* Pages that are equal @apart. */
+static void write_equal(uint64_t from, uint64_t to, uint64_t apart)
+{
+	uint64_t page[GAIA_PAGE / 8];
+
+	for (uint64_t i = from; i < to; i++) {
+		for (unsigned k = 0; k < GAIA_PAGE / 8; k++)
+			page[k] = (i % apart * 512 + k) * 0x9e3779b97f4a7c15u;
+		cr_assert_eq(cpu_write_direct(kf, page, GAIA_PAGE, AT(i)), 0);
+	}
+}
+
+/* How many were hashed for that. */
+static uint64_t read_pages(uint64_t from, uint64_t to)
+{
+	uint64_t hashed = counter_value(CTR_dedup_hashed);
+	char page[GAIA_PAGE];
+
+	for (uint64_t i = from; i < to; i++)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+	return counter_value(CTR_dedup_hashed) - hashed;
+}
+
 /* Of files without equal pages only a sample is hashed; of others all pages are, when the sample has shown that. */
 Test(shares, are_looked_for_where_they_are)
 {
-	uint64_t hashed = counter_value(CTR_dedup_hashed), i;
-	char page[GAIA_PAGE];
+	uint64_t hashed;
 
 	begin(&(struct rig_options){ .devices = 0, .dedup = CACHE_DEDUP_HOME }, AT(8192));
-	for (i = 0; i < 4096; i++) {
-		for (unsigned k = 0; k < GAIA_PAGE / 8; k++)
-			((uint64_t *)page)[k] = (i * 512 + k) * 0x9e3779b97f4a7c15u;
-		cr_assert_eq(cpu_write_direct(kf, page, GAIA_PAGE, AT(i)), 0);
-		cr_assert_eq(cpu_write_direct(kf, page, GAIA_PAGE, AT(4096 + i)), 0);
-	}
+	write_equal(0, 8192, 4096);
 	forget_home();
-	for (i = 0; i < 4096; i++)
-		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
-	hashed = counter_value(CTR_dedup_hashed) - hashed;
+	hashed = read_pages(0, 4096);
 	cr_assert(hashed > 4096 / 32 && hashed < 4096 / 8, "%lu", hashed);
 	cr_assert_eq(saved(), 0u);
 	/* The same pages once more: what the sample finds says that it pays, if reading them takes longer than hashing them. */
 	fault_arm_delay("store.read", 200, 1);
-	for (i = 0; i < 4096; i++)
-		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(4096 + i)), (ssize_t)GAIA_PAGE);
+	read_pages(4096, 8192);
 	cr_assert_gt(saved(), 4096u / 32);
 	forget_home();
-	for (i = 0; i < 8192; i++)
-		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+	read_pages(0, 8192);
 	cr_assert_gt(saved(), 4096u * 9 / 10);
+	end();
+}
+
+/* Where there were none for long the sample is smaller; but when it finds some all are looked for again. */
+Test(shares, are_looked_for_less_where_there_were_none)
+{
+	uint64_t n = 12288, hashed;
+
+	begin(&(struct rig_options){ .devices = 0, .home_bytes = 2 * AT(n), .dedup = CACHE_DEDUP_HOME }, AT(2 * n));
+	write_equal(0, 2 * n, 2 * n);
+	forget_home();
+	hashed = read_pages(0, n);
+	cr_assert(hashed > n / 32 && hashed < n / 12, "%lu", hashed);
+	hashed = read_pages(n, 2 * n);
+	cr_assert(hashed > n / 1024 && hashed < n / 64, "%lu", hashed);
+	cr_assert_eq(saved(), 0u);
+	write_equal(n, 2 * n, n);
+	fault_arm_delay("store.read", 200, 1);
+	/* The first half, of which nothing is found when it comes, makes it doubtful again once. */
+	for (unsigned k = 0; k < 3; k++) {
+		forget_home();
+		read_pages(0, 2 * n);
+	}
+	cr_assert_gt(saved(), n * 9 / 10);
 	end();
 }
 
