@@ -477,6 +477,7 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 		/* Also if it has failed, which it may have half-way. */
 		if (zeroes && (uint64_t)off < size)
 			forget_parked(f, (uint64_t)off, MIN(end, size));
+		(void)fault_point("allocate.forgot");
 	}
 	if (!err && zeroes && (uint64_t)off < size)
 		err = zero_cached(f, (uint64_t)off, MIN(end, size));

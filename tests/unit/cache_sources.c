@@ -533,6 +533,35 @@ Test(sources, the_store_cannot_be_opened_while_a_device_copies)
 	end();
 }
 
+/* What comes after it is not read any more, as if all were well. */
+Test(sources, the_store_cannot_be_opened_for_the_first_of_what_a_device_fails_to_give)
+{
+	static char seen[sizeof(bytes)];
+	struct store_file *r, *w;
+
+	begin_stored(1);
+	give_to_device(client_of(0), 20, 24);
+	give_to_device(client_of(0), 30, 34);
+	forget_home();
+	prefer_devices();
+	read_pages(24, 30);
+	r = kf->cfile->store_r;
+	w = kf->cfile->store_w;
+	kf->cfile->store_r = kf->cfile->store_w = NULL;
+	count_from_here();
+	fault_arm("device.copy_out", -EIO, 0, 0);
+	fault_arm("store.open", -EMFILE, 0, 1);
+	cr_assert_eq(cpu_read_direct(kf, seen, AT(14), AT(20)), -EMFILE);
+	cr_assert_eq(counter_value(CTR_storage_reads), before.store);
+	cr_assert_eq(rig_frames(rig), 6);
+	fault_disarm_all();
+	kf->cfile->store_r = r;
+	kf->cfile->store_w = w;
+	cache_check(rig->cache);
+	read_all();
+	end();
+}
+
 /* For the second half of a chunk there is no memory, while the first is on its way. */
 Test(sources, no_frames_for_what_is_read_together_with_copies_under_way)
 {

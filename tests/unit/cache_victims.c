@@ -289,6 +289,47 @@ Test(victims, of_a_hole_are_forgotten)
 	end();
 }
 
+/* As when others need the memory: whoever works on the range is not waited for. */
+static void shrink_home(void)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(kf->cfile, 0, (sizeof(bytes) - 1) / GAIA_CHUNK, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		chunk_shrink(list[k], true, false);
+		chunk_put(list[k]);
+	}
+	free(list);
+}
+
+static void *punch_tenth(void *arg)
+{
+	(void)arg;
+	return (void *)(intptr_t)cpu_allocate(kf, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, AT(10), AT(1));
+}
+
+/* It leaves home when storage has the hole and home still has what was there. */
+Test(victims, that_leave_home_while_a_hole_is_punched_are_forgotten, .timeout = 60)
+{
+	pthread_t thread;
+	void *err;
+
+	begin_parked();
+	read_all();
+	fault_hold("allocate.forgot");
+	cr_assert_eq(pthread_create(&thread, NULL, punch_tenth, NULL), 0);
+	fault_await_held("allocate.forgot");
+	shrink_home();
+	cr_assert_eq(parked(), PAGES, "the tenth, too");
+	fault_let_go("allocate.forgot");
+	pthread_join(thread, &err);
+	cr_assert_null(err);
+	memset(bytes + AT(10), 0, GAIA_PAGE);
+	read_all();
+	settle();
+	end();
+}
+
 Test(victims, are_forgotten_with_the_file)
 {
 	begin_parked();
