@@ -5,7 +5,7 @@
  * the sample are always looked for. The others of a file are if that pays by what its sample has found so far, or, while that is
  * too small to tell, by what the samples of all files have: of the pages looked for a share must have been found (WORTH), and reading these again
  * must take longer than it has taken to hash all. A page that was shared and is written then was found in vain. Where it has not paid for
- * long, all but one page of RESTS of the sample are left out, until it does; that one counts for all of them.
+ * long, all but one page of RESTS of the file's sample are left out, until it does; that one counts for all of them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -111,16 +111,18 @@ static bool file_pays(const struct cfile *f)
 	return fault_point("dedup.all") || pays(f->cache, sample_of(f));
 }
 
-/* For how many pages of a sample without rests this one stands; 0: it is not in the sample. */
+/*
+ * For how many pages of the file's sample this one stands; 0: it is not in the sample. Only what the file itself has shown makes its sample smaller:
+ * else who reads pages that are all different would see to it that others' are not looked for.
+ */
 static unsigned in_sample(const struct cfile *f, const void *page)
 {
 	uint64_t mixed = mixed_bytes(f->cache->dedup, page);
-	const struct dedup_sample *sa;
+	const struct dedup_sample *own = &f->dedup.sample;
 
 	if (mixed % SAMPLE != 0)
 		return 0;
-	sa = sample_of(f);
-	if (atomic_load_explicit(&sa->tried, memory_order_relaxed) < MANY / 2 || pays(f->cache, sa))
+	if (atomic_load_explicit(&own->tried, memory_order_relaxed) < MANY / 2 || pays(f->cache, own))
 		return 1;
 	return mixed / SAMPLE % RESTS == 0 ? RESTS : 0;
 }
@@ -263,7 +265,7 @@ static frame_t dedup_frame(struct cfile *f, frame_t frame, bool may_ask)
 	count(CTR_dedup_found, found != frame);
 	if (sample) {
 		learn(&f->dedup.sample, sample, found != frame);
-		learn(&c->dedup->all, sample, found != frame);
+		learn(&c->dedup->all, 1, found != frame);
 	}
 	return found;
 }
@@ -302,7 +304,7 @@ static void unlearn(struct cfile *f, const void *page)
 
 	if (sample) {
 		learn(&f->dedup.sample, sample, false);
-		learn(&f->cache->dedup->all, sample, false);
+		learn(&f->cache->dedup->all, 1, false);
 	}
 	count(CTR_dedup_unshared, 1);
 }

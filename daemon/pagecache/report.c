@@ -93,18 +93,26 @@ static json_t *tier_json(const char *name, uint64_t pages, uint64_t all, const s
 			 "batch_page_ns", (json_int_t)(cost ? read_cost_ns(cost, READ_BATCH, 1) / READ_BATCH : 0));
 }
 
-/* The best device's, but for the host, whose replicas are seldom read; @parks: of those that may have parked pages. NULL: there is none. */
-static const struct read_cost *best_cost(const struct cache *c, bool parks)
+/*
+ * That of the best device that has been read from, or, if none has, of one that may be; but for the host, whose replicas are seldom read. @parks:
+ * of those that may have parked pages. NULL: there is none.
+ */
+static const struct read_cost *best_cost(struct cache *c, bool parks)
 {
 	const struct read_cost *best = NULL;
+	bool best_known = false;
 
 	for (unsigned i = 0; i < c->n_devices; i++) {
-		const struct cache_device *dev = &c->dev[i];
+		struct cache_device *dev = &c->dev[i];
+		const struct read_cost *cost = &dev->read_cost;
+		bool known = atomic_load_explicit(&cost->samples[0], memory_order_relaxed) > 0;
 
-		if (dev->home || atomic_load(&dev->gone) || (parks && !dev->victims))
+		if (dev->home || device_usable(dev) || (parks && !dev->victims))
 			continue;
-		if (!best || read_cost_ns(&dev->read_cost, 1, 1) < read_cost_ns(best, 1, 1))
-			best = &dev->read_cost;
+		if (best && (best_known > known || (best_known == known && read_cost_ns(cost, 1, 1) >= read_cost_ns(best, 1, 1))))
+			continue;
+		best = cost;
+		best_known = known;
 	}
 	return best;
 }

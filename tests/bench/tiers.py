@@ -12,6 +12,7 @@ What is read from storage is counted, which noise does not touch; times are rati
 import contextlib
 import json
 import os
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
@@ -46,6 +47,13 @@ class Sizes:
         self.shares = [1.0] if args.smoke else [0.25, 1.0] if args.quick else [0.25, 0.5, 1.0]
 
 
+def detach(path):
+    """Whether or not there is a mount."""
+    for command in ["umount", "-l"], ["fusermount3", "-u", "-z", "-q"]:
+        if subprocess.run(command + [path], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            return
+
+
 class FileMount:
     """One gaiafs with one file of @pages. @copies: of so many pages each that are equal; else as the file comes."""
 
@@ -70,8 +78,11 @@ class FileMount:
     def model_storage(self, name):
         real = os.path.join(self.bench.place, name + ".real")
         os.mkdir(real)
-        run(self.bench.program("engine-fs"), real, self.system.below, "slow=%d" % STORAGE_US)
-        self.bench.stack.callback(run, "umount", "-l", self.system.below)
+        self.bench.stack.callback(detach, self.system.below)
+        try:
+            run(self.bench.program("engine-fs"), real, self.system.below, "slow=%d" % STORAGE_US)
+        except RuntimeError as error:
+            raise Missing(str(error)) from error
 
     def make_copies(self, copies):
         """The paper's generator: each block so many times, all over the file."""
@@ -123,6 +134,7 @@ class Bench(PairsBench):
     def __init__(self, args):
         super().__init__(args)
         self.sizes = Sizes(args)
+        self.counted_rows = []
 
     def program(self, name):
         return os.path.join(self.args.build, "tests", "bench", name)
@@ -237,11 +249,14 @@ class Bench(PairsBench):
     def instructions(self):
         section = "nothing to gain: instructions of the page cache alone, %d MiB that fit home, over a store in memory; peer: no cache on the " \
                   "device, and equal pages are not looked for" % self.sizes.counted_mib
-        rows = {what: self.row(section, title, "count", most=1.01)
-                for what, title in (("read hot", "4 KiB read, home has them"), ("read cold", "4 KiB read, from the store"),
-                                    ("write hot", "4 KiB written"), ("acquire read", "acquire to read"), ("release read", "release after reading"),
-                                    ("acquire write", "acquire to write"), ("release write", "release after writing"))}
-        self.work(list(rows.values()), self.counted, rows, to=self.counts)
+        rows = {what: self.row(section, title, "count", most=most)
+                for what, title, most in (("read hot", "4 KiB read, home has them", 1.01), ("acquire read", "acquire to read", 1.01),
+                                          ("release read", "release after reading", 1.01), ("acquire write", "acquire to write", 1.01),
+                                          ("release write", "release after writing", 1.01),
+                                          # Most of what these take is the kernel's, and not counted.
+                                          ("read cold", "4 KiB read, from the store", float("inf")), ("write hot", "4 KiB written", float("inf")))}
+        self.counted_rows = list(rows.values())
+        self.work(self.counted_rows, self.counted, rows, to=self.counts)
 
     def counted(self, _rnd, rows):
         counts = {who: count_instructions(self.place, self.program("counts"), str(self.sizes.counted_mib), how)
@@ -268,7 +283,7 @@ class Bench(PairsBench):
 
     def measured_all(self):
         """Where the model's device is slower than the disk here there is nothing to measure."""
-        return any(row.is_measured() for row in self.rows)
+        return any(row.is_measured() for row in self.rows if row not in self.counted_rows)
 
 
 def arguments(given=None):

@@ -313,6 +313,7 @@ static void e_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 	struct fuse_entry_param e;
 
 	fi->fh = (uint64_t)fd;
+	fi->direct_io = slow_us > 0;
 	if (fd < 0 || fchown(fd, fuse_req_ctx(req)->uid, fuse_req_ctx(req)->gid) || enter(parent, name, &e))
 		fuse_reply_err(req, errno);
 	else
@@ -323,12 +324,13 @@ static void e_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struc
 {
 	char *buf = malloc(size);
 	struct timespec more = { slow_us / 1000000, slow_us % 1000000 * 1000 };
-	ssize_t n = !buf || store(file_of(ino)->ino) ? -1 : pread((int)fi->fh, buf, size, off);
+	ssize_t n;
 
 	if (slow_us > 0) {
 		(void)prctl(PR_SET_TIMERSLACK, 1ul);
 		nanosleep(&more, NULL);
 	}
+	n = !buf || store(file_of(ino)->ino) ? -1 : pread((int)fi->fh, buf, size, off);
 	if (n < 0)
 		fuse_reply_err(req, errno);
 	else
@@ -520,7 +522,10 @@ static const struct fuse_lowlevel_ops ops = {
 
 int main(int argc, char **argv)
 {
-	char *args[] = { argv[0], (char *)"-o", (char *)"subtype=engine,fsname=engine,allow_other,default_permissions", NULL };
+	/* Who is not root may seldom let others use it. */
+	bool others = geteuid() == 0;
+	char *args[] = { argv[0], (char *)"-o",
+			 (char *)(others ? "subtype=engine,fsname=engine,default_permissions,allow_other" : "subtype=engine,fsname=engine,default_permissions"), NULL };
 	struct fuse_args fuse = FUSE_ARGS_INIT(3, args);
 	struct fuse_loop_config *config = fuse_loop_cfg_create();
 	struct fuse_session *session;
@@ -541,7 +546,9 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	fuse_loop_cfg_set_max_threads(config, 100); /* who waits has one */
-	if (fuse_daemonize(0))
+	if (fuse_daemonize(0)) {
+		fuse_session_unmount(session);
 		return 1;
+	}
 	return fuse_session_loop_mt(session, config);
 }

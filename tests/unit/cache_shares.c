@@ -604,8 +604,8 @@ Test(shares, are_looked_for_less_where_there_were_none)
 	cr_assert_eq(saved(), 0u);
 	write_equal(n, 2 * n, n);
 	fault_arm_delay("store.read", 200, 1);
-	/* The first half, of which nothing is found when it comes, makes it doubtful again once. */
-	for (unsigned k = 0; k < 3; k++) {
+	/* The first half, of which nothing is found when it comes, may make it doubtful again for a while. */
+	for (unsigned k = 0; k < 6; k++) {
 		forget_home();
 		read_pages(0, 2 * n);
 	}

@@ -17,6 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import apps
 import cpu
 import device
+import instructions
 import memory
 import models
 import pairs
@@ -448,9 +449,9 @@ class Pairs(unittest.TestCase):
                 with open(os.path.join(place, str(n)), "w") as file:
                     file.write("pid: 1\ndesc: Trigger: Client Request: %s\nevents: Ir\ntotals: %d\n" % (what, total))
             paths = [os.path.join(place, name) for name in os.listdir(place)]
-            self.assertEqual(device.Bench.read_dumps(paths), {"acquire read": 100, "release read": 7})
+            self.assertEqual(instructions.read_dumps(paths), {"acquire read": 100, "release read": 7})
         with self.assertRaisesRegex(Missing, "callgrind.h"):
-            device.Bench.read_dumps([])
+            instructions.read_dumps([])
 
 
 class Apps(unittest.TestCase):
