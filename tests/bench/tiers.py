@@ -12,7 +12,6 @@ What is read from storage is counted, which noise does not touch; times are rati
 import contextlib
 import json
 import os
-import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
@@ -22,7 +21,7 @@ from command import parser_of
 from instructions import count_instructions
 from pairs import OURS, PEER, PairsBench, main
 from rounds import Progress, TimeLimit, run_rounds, turn
-from systems import MIB, Gaiafs, Missing, run
+from systems import MIB, Gaiafs, Missing, detach, run
 
 PAGE = 4096
 # The paper's (ICCS'11), and PCIe 5: bytes a second each way, and microseconds.
@@ -45,13 +44,6 @@ class Sizes:
             self.home, self.device, self.reads = 256 * MIB, 256 * MIB, 200000
         self.counted_mib = 4 if args.smoke else 128
         self.shares = [1.0] if args.smoke else [0.25, 1.0] if args.quick else [0.25, 0.5, 1.0]
-
-
-def detach(path):
-    """Whether or not there is a mount."""
-    for command in ["umount", "-l"], ["fusermount3", "-u", "-z", "-q"]:
-        if subprocess.run(command + [path], stderr=subprocess.DEVNULL, check=False).returncode == 0:
-            return
 
 
 class FileMount:

@@ -84,6 +84,19 @@ def spread(path):
     os.close(fd)
 
 
+def is_mounted(root):
+    with open("/proc/self/mountinfo") as file:
+        return any(line.split()[4] == root for line in file)
+
+
+def detach(root):
+    """Whether or not there is a mount."""
+    for command in (["umount", "-l"], ["fusermount3", "-u", "-z"]):
+        if not is_mounted(root):
+            return
+        subprocess.run(command + [root], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20)
+
+
 class System:
     """The plain directory, and what all others share."""
 
@@ -142,8 +155,7 @@ class Mounted(System):
         os.mkdir(self.root)
 
     def is_mounted(self):
-        with open("/proc/self/mountinfo") as file:
-            return any(line.split()[4] == self.root for line in file)
+        return is_mounted(self.root)
 
     def forget_in_kernel(self, name):
         with open(self.path(name), "rb") as file:
@@ -157,11 +169,7 @@ class Mounted(System):
         self.forget_in_kernel(name)
 
     def detach(self):
-        for command in (["umount", "-l"], ["fusermount3", "-u", "-z"]):
-            if not self.is_mounted():
-                return
-            subprocess.run(command + [self.root], stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL, timeout=20)
+        detach(self.root)
 
 
 class Peer(Mounted):
