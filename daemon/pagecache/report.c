@@ -94,8 +94,8 @@ static json_t *tier_json(const char *name, uint64_t pages, uint64_t all, const s
 }
 
 /*
- * That of the best device that has been read from, or, if none has, of one that may be; but for the host, whose replicas are seldom read. @parks:
- * of those that may have parked pages. NULL: there is none.
+ * The best device's that has been read from: what is guessed of others, as of the host, may be less than any device takes. If none has been, a guess.
+ * @parks: of those that may have parked pages. NULL: there is none.
  */
 static const struct read_cost *best_cost(struct cache *c, bool parks)
 {
@@ -103,16 +103,15 @@ static const struct read_cost *best_cost(struct cache *c, bool parks)
 	bool best_known = false;
 
 	for (unsigned i = 0; i < c->n_devices; i++) {
-		struct cache_device *dev = &c->dev[i];
-		const struct read_cost *cost = &dev->read_cost;
+		const struct read_cost *cost = &c->dev[i].read_cost;
 		bool known = atomic_load_explicit(&cost->samples[0], memory_order_relaxed) > 0;
 
-		if (dev->home || device_usable(dev) || (parks && !dev->victims))
+		if (device_usable(&c->dev[i]) || (parks && !c->dev[i].victims))
 			continue;
-		if (best && (best_known > known || (best_known == known && read_cost_ns(cost, 1, 1) >= read_cost_ns(best, 1, 1))))
-			continue;
-		best = cost;
-		best_known = known;
+		if (!best || known > best_known || (known == best_known && read_cost_ns(cost, 1, 1) < read_cost_ns(best, 1, 1))) {
+			best = cost;
+			best_known = known;
+		}
 	}
 	return best;
 }

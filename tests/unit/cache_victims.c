@@ -130,7 +130,7 @@ Test(victims, are_read_from_the_device_and_stay_there)
 	end();
 }
 
-/* What a page takes from there is said of a device that has parked pages: not of the host, of which nothing was ever learned. */
+/* What a page takes from there is what was learned of a device: not the guess about the host, of which nothing ever was. */
 Test(victims, are_told_what_they_take)
 {
 	json_int_t page, guess;
