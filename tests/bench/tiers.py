@@ -92,7 +92,7 @@ class FileMount:
     def read(self, how, count, pages=None, updates=0):
         """Nanoseconds. @updates: percent of the requests are writes."""
         self.seed += 1
-        return int(run(self.bench.program("tier_reads"), self.system.path(FILE), str(pages or self.pages), str(count), how,
+        return int(run(self.bench.program("page_requests"), self.system.path(FILE), str(pages or self.pages), str(count), how,
                        str(self.seed), str(updates), timeout=900))
 
     def status(self):

@@ -58,7 +58,7 @@ class Watched:
 
 class Mount:
     def __init__(self, bench, who):
-        self.program = os.path.join(bench.args.build, "tests", "bench", "tier_reads")
+        self.program = os.path.join(bench.args.build, "tests", "bench", "page_requests")
         metrics = os.path.join(bench.place, "metrics")
         self.system = Gaiafs(who, bench.place, bench.args.build, ["--cpu-cache", "writeback", "--device", "sim:%d" % (64 * MIB)] +
                              (["--metrics", "unix:" + metrics] if who == OURS else []))

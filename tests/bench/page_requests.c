@@ -1,7 +1,7 @@
 /*
- * tier_reads.c - reads of 4 KiB with O_DIRECT, at random or in order, for scripts/bench tiers.
+ * page_requests.c - requests of 4 KiB with O_DIRECT, at random or in order, for scripts/bench tiers and watch.
  *
- *	tier_reads FILE PAGES COUNT zipf|uniform|scan SEED [UPDATES]
+ *	page_requests FILE PAGES COUNT zipf|uniform|scan SEED [UPDATES]
  *
  * Reads COUNT times one of the first PAGES pages; of these requests UPDATES percent are writes, of bytes that no other page has. Zipf's law has the exponent 0.9, and ranks are scattered over the file, the same
  * way for each seed. Prints the nanoseconds that the reads took.
@@ -116,7 +116,7 @@ int main(int argc, char **argv)
 	int fd;
 
 	if (argc != 6 && argc != 7)
-		errx(2, "usage: tier_reads FILE PAGES COUNT zipf|uniform|scan SEED [UPDATES]");
+		errx(2, "usage: page_requests FILE PAGES COUNT zipf|uniform|scan SEED [UPDATES]");
 	pages = (uint32_t)strtoul(argv[2], NULL, 10);
 	count = strtoull(argv[3], NULL, 10);
 	if (!pages || !count)
