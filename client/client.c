@@ -46,6 +46,7 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	m->prot = prot;
 	m->device = device_number(device);
 	memcpy(m->device_name, found.name, sizeof(m->device_name) - 1);
+	memcpy(m->device_uuid, found.uuid, sizeof(m->device_uuid));
 	m->strict = found.flags & GAIA_DEVICE_STRICT && ops->protect;
 	err = mapping_reserve(m, &found);
 	if (err)
@@ -582,13 +583,51 @@ static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 {
 	int err;
 
-	/* Devices with streams do not move. */
+	/* Another daemon than that of gaia_mmap() has none for this connection yet, and the turns thread does not wait for it. */
+	if (m->detect && lists_prepare(m))
+		detect_lost(m);
 	range_aim(m, io);
 	io->prot = prot | GAIA_PROT_PIN;
 	err = wire_ioctl_once(m->file->fd, GAIA_IOC_ACQUIRE, io);
 	if (!err)
 		err = wait_mapped(m, io);
 	io->seq = io->unanswered = 0;
+	return err;
+}
+
+static int acquire_on_inside(struct mapping *m, struct gaia_ioc_range io, struct CUstream_st *stream)
+{
+	uint32_t prot = io.prot;
+	int err = pin_range(m, &io, (int)prot);
+
+	if (err)
+		return error_of_room(m, io.length, err);
+	io.prot = prot | GAIA_PROT_PINNED;
+	err = m->ops->queue(m, &io, false, stream);
+	if (err) {
+		io.prot = GAIA_PROT_PINNED;
+		wire_ioctl(m->file->fd, GAIA_IOC_ACQUIRE, &io);
+	}
+	return err;
+}
+
+static int release_on_inside(struct mapping *m, struct gaia_ioc_range io, struct CUstream_st *stream)
+{
+	return m->ops->queue(m, &io, true, stream);
+}
+
+/* What is queued is announced, or held, and keeps the mount where it is until its turn has come. */
+static int do_on(struct mapping *m, const struct gaia_ioc_range *io, enum use use,
+		 int (*fn)(struct mapping *m, struct gaia_ioc_range io, struct CUstream_st *stream), struct CUstream_st *stream)
+{
+	int err;
+
+	do {
+		err = mapping_enter(m, use);
+		if (err)
+			return err;
+		err = fn(m, *io, stream);
+	} while (mapping_leave(m, use, err));
 	return err;
 }
 
@@ -612,16 +651,7 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 	io.prot = prot;
 	if (!m->ops->queue) /* there are no streams: everything has been done */
 		return range_end(m, error_of_room(m, length, acquire_now(m, &io)));
-	err = pin_range(m, &io, prot);
-	if (err)
-		return range_end(m, error_of_room(m, length, err));
-	io.prot = prot | GAIA_PROT_PINNED;
-	err = m->ops->queue(m, &io, false, stream);
-	if (err) {
-		io.prot = GAIA_PROT_PINNED;
-		wire_ioctl(m->file->fd, GAIA_IOC_ACQUIRE, &io);
-	}
-	return range_end(m, err);
+	return range_end(m, do_on(m, &io, USE_ACQUIRE, acquire_on_inside, stream));
 }
 
 int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream)
@@ -641,5 +671,5 @@ int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream)
 		return range_end(m, release_now(m, &io));
 	range = range_of(&io);
 	starts_settle(m, &range, 1);
-	return range_end(m, m->ops->queue(m, &io, true, stream));
+	return range_end(m, do_on(m, &io, USE_RELEASE, release_on_inside, stream));
 }

@@ -12,6 +12,9 @@
  *
  * A call that came to the next daemon with the old key has failed there (ENOTCONN) and has done nothing: it is made again. A mapping that held
  * something then would have kept the mount from going over.
+ *
+ * What is queued in streams is announced or held from the call that queues it on, and so is of the old daemon, or the mount stays until it has been
+ * carried out. Only a release of what nobody holds can come later: it fails, as it would have before, and keeps nobody waiting, the stream least of all.
  */
 #include <errno.h>
 #include <limits.h>
@@ -72,13 +75,13 @@ static bool must_wait(const struct conn *c, enum use use, const struct start *st
 		return !gate_lets(c, gate_holding());
 	case USE_START:
 		return !gate_lets(c, start_was_holding(st));
-	case USE_MAP_STAYING:
-		return c->move != MOVE_NONE;
 	case USE_RELEASE:
 	case USE_OTHER:
+		return c->move == MOVE_MADE;
+	case USE_TURN:
 		break;
 	}
-	return c->move == MOVE_MADE;
+	return false;
 }
 
 /* Wait until somebody is let in, or for a while: 0, or -EINTR: the thread has caught a signal. The lock is held, but not meanwhile. */
@@ -118,11 +121,12 @@ static int enter(struct conn *c, enum use use, const struct start *st)
 	}
 	if (c->state == CONN_DEAD) {
 		err = -ENOTCONN;
+	} else if (use == USE_TURN && c->move == MOVE_MADE) {
+		err = -EINVAL;
 	} else if (st && start_is_cancelled(st)) {
 		err = -ECANCELED;
 	} else if (!err) {
 		c->calls++;
-		c->staying += use == USE_MAP_STAYING;
 	}
 	pthread_mutex_unlock(&gaia_lock);
 	return err;
@@ -145,9 +149,8 @@ bool conn_leave(struct conn *c, enum use use, int err)
 		count(1);
 	else if (use == USE_RELEASE && !wire_changed_nothing(err))
 		count(-1);
-	c->staying -= use == USE_MAP_STAYING && err;
 	moves = c->moves;
-	while (err == -ENOTCONN && c->move != MOVE_NONE)
+	while (err == -ENOTCONN && use != USE_TURN && c->move != MOVE_NONE)
 		pthread_cond_wait(&c->changed, &gaia_lock);
 	again = err == -ENOTCONN && c->moves != moves && c->state == CONN_LIVE;
 	pthread_mutex_unlock(&gaia_lock);
@@ -179,13 +182,6 @@ bool mapping_leave(struct mapping *m, enum use use, int err)
 	return conn_leave(m->conn, use, err);
 }
 
-void conn_stays_no_more(struct conn *c)
-{
-	pthread_mutex_lock(&gaia_lock);
-	c->staying--;
-	pthread_mutex_unlock(&gaia_lock);
-}
-
 /* ---- the connection's thread; the lock is held ---- */
 
 int gate_message(struct conn *c, const struct gaia_msg *msg)
@@ -194,12 +190,8 @@ int gate_message(struct conn *c, const struct gaia_msg *msg)
 
 	switch (msg->kind) {
 	case GAIA_MSG_MOVE:
-		if (c->staying) {
-			answer.error = EOPNOTSUPP;
-		} else {
-			c->move = MOVE_ASKED;
-			c->asked++;
-		}
+		c->move = MOVE_ASKED;
+		c->asked++;
 		return conn_say(c, &answer);
 	case GAIA_MSG_STAY:
 		c->move = MOVE_NONE;

@@ -169,7 +169,6 @@ int side_show(struct mapping *m, uint64_t k, enum side side)
 
 const struct kind_ops host_kind = {
 	.kind = "host",
-	.moves = true,
 	.reserve = host_reserve,
 	.unreserve = host_unreserve,
 	.place = host_place,

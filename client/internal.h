@@ -31,8 +31,9 @@
  *  7. A connection lives while mappings and calls refer to it; the last reference to go ends it.
  *  8. Nobody waits for a thread of starts.c, except gaia_wait(): they come and go, and each keeps what it works on by references. So one of them
  *     may drop the last reference to a connection.
- *  9. What uses a connection's key or socket, or a mapping's number, is inside its gate (conn_enter()): all but what is on connections with a
- *     mapping that cannot move. Who is inside waits for nobody who may be outside: not for threads of starts.c, nor for streams.
+ *  9. What uses a connection's key or socket, or a mapping's number, is inside its gate (conn_enter()). Who is inside waits for nobody who may be
+ *     outside: not for threads of starts.c. It may wait for streams, and so for turns, only while it holds something, or has announced it: then the
+ *     gate lets turns in, and does not close.
  * 10. The program's threads come in through the API's files, which keep them from being cancelled in here (call.h).
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
@@ -61,7 +62,6 @@ struct start;
  * base + k * GAIA_CHUNK. */
 struct kind_ops {
 	const char *kind; /* as in gaia_ioc_device.kind */
-	bool moves;	  /* mappings go along when another daemon takes the mount over (move.c); else they keep it from that */
 
 	/*
 	 * Open @device, and reserve m->span bytes of its addresses, aligned to GAIA_CHUNK: sets
@@ -228,7 +228,6 @@ struct conn {
 	struct conn_starts starts[START_WORKS];
 	enum conn_move move;
 	unsigned calls;		/* inside */
-	unsigned staying;	/* mappings that cannot move, or are about to be made */
 	unsigned asked;		/* MOVEs, since it has last moved */
 	unsigned moves;		/* how often it has moved */
 	_Atomic uint32_t let_in; /* how often those outside the gate were let in: a futex(2) */
@@ -257,6 +256,7 @@ struct mapping {
 	int prot;
 	unsigned device;	/* its number, or GAIA_HOST */
 	char device_name[32];
+	uint8_t device_uuid[16];
 	bool strict;		/* pages can be touched only while they are held */
 	char *base;		/* what is reserved: whole chunks around it */
 	size_t span;
@@ -319,10 +319,10 @@ int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *
 /* What a call is about to do with a connection. */
 enum use {
 	USE_MAP,
-	USE_MAP_STAYING, /* of a kind that does not move; if it succeeds: until conn_stays_no_more() */
 	USE_ACQUIRE,
 	USE_START, /* the same on a thread of the library's */
 	USE_RELEASE,
+	USE_TURN, /* what was queued before: it does not wait. -EINVAL: nothing is held, nor was announced */
 	USE_OTHER, /* nothing is held by it */
 };
 /* Be inside, when that is possible. -ENOTCONN: the connection has ended. -EINTR: of USE_ACQUIRE: the thread has caught a signal. */
@@ -334,7 +334,6 @@ int mapping_enter(struct mapping *m, enum use use);
 /* For USE_START. -ECANCELED: it has been cancelled meanwhile. */
 int mapping_enter_start(struct mapping *m, const struct start *st);
 bool mapping_leave(struct mapping *m, enum use use, int err);
-void conn_stays_no_more(struct conn *c);
 /* This thread holds something that another has acquired. */
 void gate_holds(int more);
 /* Whether this thread holds something, as far as can be known. Here and below the lock is held. */

@@ -55,17 +55,16 @@ static int map_inside(struct mapping *m, int fd, ino_t ino)
 /* With m->conn. It works: then the caller is inside. */
 static int map_with(struct mapping *m, int fd, ino_t ino)
 {
-	enum use use = m->ops->moves ? USE_MAP : USE_MAP_STAYING;
 	int err;
 
 	do {
-		err = conn_enter(m->conn, use);
+		err = conn_enter(m->conn, USE_MAP);
 		if (err)
 			return err;
 		err = map_inside(m, fd, ino);
 		if (!err)
 			return 0;
-	} while (conn_leave(m->conn, use, err));
+	} while (conn_leave(m->conn, USE_MAP, err));
 	return err;
 }
 
@@ -115,8 +114,6 @@ void unmap_at_daemon(struct mapping *m)
 void mapping_disconnect(struct mapping *m)
 {
 	file_put(m->file);
-	if (!m->ops->moves)
-		conn_stays_no_more(m->conn);
 	conn_put(m->conn);
 }
 
@@ -223,7 +220,9 @@ static int same_device(const struct mapping *m)
 
 	if (err)
 		return err;
-	return ops == m->ops && m->strict == (found.flags & GAIA_DEVICE_STRICT && ops->protect) ? 0 : -ENODEV;
+	if (ops != m->ops || memcmp(found.uuid, m->device_uuid, sizeof(m->device_uuid)) != 0)
+		return -ENODEV;
+	return m->strict == (found.flags & GAIA_DEVICE_STRICT && ops->protect) ? 0 : -ENODEV;
 }
 
 static int map_again(struct mapping *m)

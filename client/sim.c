@@ -166,7 +166,6 @@ static int sim_protect(struct mapping *m, uint64_t a, uint64_t b, int prot)
 
 const struct kind_ops sim_kind = {
 	.kind = "sim",
-	.moves = true,
 	.reserve = sim_reserve,
 	.unreserve = sim_unreserve,
 	.place = sim_place,

@@ -131,6 +131,17 @@ static int release_turn(struct turn *t)
 	return err;
 }
 
+static int take_turn(struct turn *t)
+{
+	int err = mapping_enter(t->m, USE_TURN);
+
+	if (err)
+		return err;
+	err = t->release ? release_turn(t) : range_acquire(t->m, &t->io);
+	(void)mapping_leave(t->m, USE_TURN, err);
+	return err;
+}
+
 /*
  * Does not wait until chunks are mapped (rule 3): the chunks of the range were mapped when it was announced.
  * If the file has grown since then there may be new ones, but these were not promised.
@@ -143,7 +154,7 @@ static void carry_out(struct turn *t)
 
 	/* This thread handles no signals, but being stopped, or looked at by a debugger, interrupts the call, too. */
 	do
-		err = t->release ? release_turn(t) : range_acquire(t->m, &t->io);
+		err = take_turn(t);
 	while (err == -EINTR);
 	if (err)
 		detect_lost(t->m);

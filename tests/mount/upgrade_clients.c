@@ -2,8 +2,10 @@
  * upgrade_clients.c - a mount goes to another daemon (gaiafs --upgrade), and clients with mappings of devices go along.
  *
  * Under load each worker has words of a file of its own. It finds in them, each time that it acquires them, exactly what it released last; others
- * find that or something newer. GAIAFS_UPGRADES says how many upgrades there are (5).
+ * find that or something newer. GAIAFS_UPGRADES says how many upgrades there are (5). With GAIAFS_ON_GPUS the devices are GPUs: those of a played driver,
+ * which the daemon and this process have (tests/gpu/played_library.c), and whose memory the CPU can look at.
  */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -20,6 +22,7 @@
 
 #include "child.h"
 #include "gaia/client.h"
+#include "gaia/cuda.h"
 #include "raw_client.h"
 #include "shell.h"
 #include "upgrading.h"
@@ -29,7 +32,18 @@
 #define PAGE 4096
 #define MIB (1024 * 1024)
 
-static const char *const sims[] = { "--device", "sim:16M,count=2", NULL };
+static bool on_gpus(void)
+{
+	return getenv("GAIAFS_ON_GPUS");
+}
+
+static const char *const *devices(void)
+{
+	static const char *const sims[] = { "--device", "sim:16M,count=2", NULL };
+	static const char *const gpus[] = { "--device", "cuda:0,16M", "--device", "cuda:1,16M", NULL };
+
+	return on_gpus() ? gpus : sims;
+}
 
 /* The upgrade fails, says @why, and names the process. */
 static void refused_for(const char *option, const char *why, pid_t pid)
@@ -59,7 +73,7 @@ static unsigned char *map(int fd, size_t length, int device)
 
 /* ---- load ---- */
 
-enum { WRITES, NESTS, LISTS, STARTS, MAPS, READS, OVERWRITES, ASKS, CPU, WORKERS };
+enum { WRITES, NESTS, LISTS, STARTS, STREAMS, MAPS, READS, OVERWRITES, ASKS, CPU, WORKERS };
 /* The first process has one device, the second another. */
 enum { FIRST, SECOND, PROCESSES };
 
@@ -82,6 +96,7 @@ struct worker {
 	unsigned char *p;
 	unsigned char *own; /* a mapping of its own, if it has one */
 	uint64_t random;
+	struct CUstream_st *stream; /* NULL: the device has none */
 };
 
 static uint64_t next(struct worker *w)
@@ -208,6 +223,65 @@ static void start(struct worker *w, uint32_t round)
 	}
 }
 
+/* A function of the driver's that all of this process know. */
+#define DRIVER(name, ...) ((int (*)(__VA_ARGS__))driver(#name))
+
+static void *driver(const char *name)
+{
+	int (*find)(const char *name, void **out, int version, uint64_t flags, void *status);
+	void *library = dlopen("libcuda.so.1", RTLD_NOW), *out = NULL;
+
+	CHILD_CHECK(library);
+	*(void **)&find = dlsym(library, "cuGetProcAddress_v2");
+	CHILD_CHECK(find && !find(name, &out, 12000, 0, NULL) && out);
+	return out;
+}
+
+static struct CUstream_st *stream_of_gpu(int gpu)
+{
+	struct CUstream_st *stream;
+	void *ctx;
+
+	CHILD_CHECK(!DRIVER(cuInit, unsigned)(0) && !DRIVER(cuDevicePrimaryCtxRetain, void **, int)(&ctx, gpu));
+	CHILD_CHECK(!DRIVER(cuCtxSetCurrent, void *)(ctx) && !DRIVER(cuStreamCreate, struct CUstream_st **, unsigned)(&stream, 1));
+	return stream;
+}
+
+/* What a stream comes to: an update of a worker's words. */
+struct work {
+	struct worker *w;
+	uint32_t round;
+};
+
+static void carry_out(void *arg)
+{
+	struct work *work = arg;
+
+	update(work->w, work->w->p + REGION_AT(work->w->w), work->round);
+}
+
+#define AHEAD 4
+
+/* It queues work ahead, and waits for it at the end. */
+static void queue(struct worker *w, uint32_t round)
+{
+	unsigned char *at = w->p + REGION_AT(w->w);
+	struct work work[AHEAD];
+
+	for (unsigned k = 0; k < AHEAD; k++) {
+		work[k] = (struct work){ w, (round - 1) * AHEAD + k + 1 };
+		WORKS(gaia_acquire_on(at, REGION, RW, w->stream));
+		if (!w->stream)
+			carry_out(&work[k]);
+		else
+			CHILD_CHECK(!DRIVER(cuLaunchHostFunc, struct CUstream_st *, void (*)(void *), void *)(w->stream, carry_out, &work[k]));
+		WORKS(gaia_release_on(at, REGION, w->stream));
+	}
+	if (w->stream)
+		CHILD_CHECK(!DRIVER(cuStreamSynchronize, struct CUstream_st *)(w->stream));
+	WORKS(gaia_stream_error(w->p));
+}
+
 static void map_anew(struct worker *w, uint32_t round)
 {
 	unsigned char *p = gaia_mmap(LENGTH, RW, w->fd, 0, w->device), *at = p + REGION_AT(w->w);
@@ -267,16 +341,18 @@ static void read_only(struct worker *w, uint32_t round)
 static void *work(void *arg)
 {
 	static void (*const kinds[WORKERS])(struct worker *w, uint32_t round) = {
-		[WRITES] = write_words, [NESTS] = nest, [LISTS] = list, [STARTS] = start,
+		[WRITES] = write_words, [NESTS] = nest, [LISTS] = list, [STARTS] = start, [STREAMS] = queue,
 		[MAPS] = map_anew, [READS] = read_only, [OVERWRITES] = overwrite, [ASKS] = ask_all_the_time, [CPU] = write_by_calls,
 	};
 	struct worker *w = arg;
 	unsigned kind = w->w % WORKERS;
 
+	if (kind == STREAMS && w->device >= 0 && on_gpus())
+		w->stream = stream_of_gpu(w->device);
 	for (uint32_t round = 1; !shared->over; round++) {
 		kinds[kind](w, round);
 		if (kind != READS && kind != ASKS)
-			shared->published[w->w] = round;
+			shared->published[w->w] = kind == STREAMS ? round * AHEAD : round;
 		shared->rounds[w->w]++;
 		/* Without pauses the daemon would seldom find an acquire that is not under way. */
 		usleep(next(w) % 300);
@@ -411,7 +487,7 @@ EACH_WAY_BARE(upgrade_clients, no_program_notices)
 	bool good;
 
 	rounds_make();
-	way_start(sims);
+	way_start(devices());
 	begin_load(pid);
 	other = child_start(have_new_ones, NULL);
 	good = all_get_on(pid);
@@ -437,7 +513,7 @@ EACH_WAY_BARE(upgrade_clients, if_the_new_daemon_dies_they_stay)
 		if (i > 0)
 			way_remount();
 		else
-			way_start(sims);
+			way_start(devices());
 		unsetenv("GAIAFS_FAULTS");
 		begin_load(pid);
 		cr_assert(all_get_on(pid));
@@ -482,7 +558,7 @@ static void begin_to_hang(pid_t *client, pid_t *asker)
 
 	rounds_make();
 	setenv("GAIAFS_FAULTS", "upgrade.rest=delay:4000000000us", 1);
-	way_start(sims);
+	way_start(devices());
 	unsetenv("GAIAFS_FAULTS");
 	fd = open_file("f", O_CREAT | O_RDWR);
 	cr_assert_eq(ftruncate(fd, MIB), 0);
@@ -682,7 +758,7 @@ EACH_WAY_BARE(upgrade_clients, mappings_stay_where_they_are)
 	unsigned char byte;
 	int fd, ro;
 
-	way_start(sims);
+	way_start(devices());
 	fd = open_file("f", O_CREAT | O_RDWR);
 	cr_assert_eq(ftruncate(fd, (off_t)length), 0);
 	ro = open_file("f", O_RDONLY);
@@ -740,7 +816,7 @@ EACH_WAY_BARE(upgrade_clients, a_mapping_that_cannot_be_made_again_is_told)
 	int fd, gone;
 	unsigned char *stays, *is_gone, *lost;
 
-	way_start(sims);
+	way_start(devices());
 	fd = open_file("f", O_CREAT | O_RDWR);
 	gone = open_file("gone", O_CREAT | O_RDWR);
 	cr_assert(!ftruncate(fd, MIB) && !ftruncate(gone, MIB));
@@ -754,7 +830,7 @@ EACH_WAY_BARE(upgrade_clients, a_mapping_that_cannot_be_made_again_is_told)
 	is_gone[0] = 'g';
 	cr_assert(!gaia_release(is_gone, PAGE));
 	cr_assert(!fchmod(fd, 0) && !unlinkat(both_root[ON_MOUNT], "gone", 0));
-	shell_ok(mnt.path, "\"$GAIA\" set --wait . device.sim1=off");
+	shell_ok(mnt.path, "\"$GAIA\" set --wait . device.%s1=off", on_gpus() ? "cuda" : "sim");
 	for (unsigned times = 0; times < 2; times++) {
 		cr_assert_eq(upgrade(NULL), 0);
 		is_lost(lost);
@@ -869,7 +945,7 @@ EACH_WAY_BARE(upgrade_clients, an_heir_that_is_older_does_not_get_them)
 	int fd;
 
 	setenv("GAIAFS_FAULTS", "takeover.features=errno:EIO", 1);
-	way_start(sims);
+	way_start(devices());
 	unsetenv("GAIAFS_FAULTS");
 	fd = sized_file();
 	p = map(fd, MIB, 0);
@@ -999,7 +1075,7 @@ EACH_WAY_BARE(upgrade_clients, if_one_is_killed_others_go_on)
 	int fd;
 
 	rounds_make();
-	way_start(sims);
+	way_start(devices());
 	fd = sized_file();
 	close(fd);
 	begin_load(pid);

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@
 #include "fake_daemon.h"
 #include "gaia/client.h"
 #include "gaia/cuda.h"
+#include "thread_sleeps.h"
 
 #define RW (PROT_READ | PROT_WRITE)
 #define CHUNKS 4
@@ -264,37 +266,6 @@ Test(memory, is_one_range_in_file_order_shared_with_the_daemon, .init = begin, .
 	cr_assert_eq(fake_chunk(id, 2)[GAIA_PAGE], 'b');
 	cr_assert_eq(gaia_release(p, length), 0);
 	cr_assert_eq(gaia_munmap(p, length), 0);
-}
-
-static struct control_movers look(void)
-{
-	struct control_movers who;
-
-	control_move_look(fake_control(), &who);
-	return who;
-}
-
-/* While it has such a mapping the client says so. */
-Test(memory, does_not_go_along_when_the_mount_goes_to_another_daemon, .init = begin, .fini = end)
-{
-	CUcontext ctx = new_context(0);
-	unsigned char *p = map(RW);
-
-	control_move_to(fake_control(), GAIA_FEATURES);
-	for (int ms = 0; !look().staying; ms++) {
-		/* Not while another thread is sending to it. */
-		control_move_ask(fake_control());
-		cr_assert_lt(ms, 100000); /* it hangs */
-		usleep(1000);
-	}
-	cr_assert_eq(look().busy, 0);
-	cr_assert_neq(look().who[0], 0);
-	control_move_stay(fake_control());
-	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
-	cr_assert_eq(gaia_release(p, LENGTH), 0);
-	cr_assert_eq(gaia_munmap(p, LENGTH), 0);
-	cr_assert_eq(look().staying, 0);
-	end_context(ctx);
 }
 
 Test(memory, outside_of_what_was_acquired_is_not_there, .init = begin, .fini = end)
@@ -983,6 +954,84 @@ on_queue(unmapping, waits_for_what_is_queued)
 	at = NULL;
 	cr_assert_eq(fake_seen().releases, 1);
 	pthread_join(thread, NULL);
+}
+
+/* ---- while the mount may go to another daemon (client_moves.c has what comes then) ---- */
+
+static struct control_movers look(void)
+{
+	struct control_movers who;
+
+	control_move_look(fake_control(), &who);
+	return who;
+}
+
+/* The client has heard that for the @nth time. */
+static bool is_asked(unsigned nth)
+{
+	struct mapping *m = mapping_of(at);
+	bool asked;
+
+	pthread_mutex_lock(&gaia_lock);
+	asked = m->conn->move == MOVE_ASKED && m->conn->asked == nth;
+	pthread_mutex_unlock(&gaia_lock);
+	mapping_put(m);
+	return asked;
+}
+
+static void ask_it(unsigned nth)
+{
+	while (!is_asked(nth)) {
+		/* Not while another thread is sending to it. */
+		control_move_ask(fake_control());
+		usleep(1000);
+	}
+}
+
+static atomic_int waiter;
+
+static void *acquire_on(void *arg)
+{
+	waiter = gettid();
+	return (void *)(intptr_t)gaia_acquire_on(at, LENGTH, RW, stream);
+}
+
+on_queue(moving, waits_for_what_is_queued_and_no_more_is)
+{
+	unsigned char byte = 0;
+	pthread_t thread;
+	struct work w;
+	void *result;
+
+	launch(&w, stream, &byte, 7);
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
+	control_move_to(fake_control(), GAIA_FEATURES);
+	ask_it(1);
+	/* After a moment it is asked again: then who holds something waits, too. */
+	control_move_stay(fake_control());
+	ask_it(2);
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_on, NULL), 0);
+	while (!waiter || !thread_sleeps(waiter))
+		sched_yield();
+	cr_assert_eq(fake_seen().pins, 1, "one more was announced");
+	cr_assert_eq(fake_seen().acquires, 0);
+	sem_post(&w.go);
+	ok(synchronize(stream));
+	cr_assert_eq(fake_seen().acquires, 1);
+	/* The played cache knows of no holds but those that are announced. */
+	while (look().busy)
+		usleep(1000);
+	cr_assert_eq(look().staying, 0);
+	cr_assert_eq(gaia_release_on(at, LENGTH, stream), 0);
+	ok(synchronize(stream));
+	cr_assert_eq(fake_seen().releases, 1);
+	cr_assert_eq(fake_seen().acquires, 1);
+	control_move_stay(fake_control());
+	pthread_join(thread, &result);
+	cr_assert_null(result);
+	ok(synchronize(stream));
+	cr_assert_eq(fake_seen().acquires, 2);
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
 }
 
 /* ---- what calls cost ---- */

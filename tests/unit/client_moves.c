@@ -1,6 +1,6 @@
 /*
  * client_moves.c - tests of client/gate.c and of what uses it, while a mount goes from one daemon to another: what comes in an order that real daemons
- * seldom bring about. The tests are the daemons: they say what is sent, and answer ioctls.
+ * seldom bring about. The tests are the daemons: they say what is sent, and answer ioctls. The device is simulated, or (ON_GPU) a GPU of a fake driver.
  */
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -21,7 +21,16 @@
 
 #include "../../client/internal.h"
 #include "gaia/client.h"
+#include "gaia/cuda.h"
 #include "thread_sleeps.h"
+
+#ifdef ON_GPU
+#include "../../client/cuda_client.h"
+#include "fake_cuda.h"
+#define KIND "cuda"
+#else
+#define KIND "sim"
+#endif
 
 #define RW (PROT_READ | PROT_WRITE)
 #define LENGTH ((size_t)GAIA_CHUNK)
@@ -36,11 +45,14 @@ static int sock[4];
 static atomic_int n_socks;
 static uint64_t seq;
 static sem_t welcomed;
+static atomic_bool late; /* the next is welcomed when it may be */
+static sem_t may_welcome;
 
 /* What was asked, and how the next ioctl is answered. */
 static atomic_int maps, acquires, releases;
 static int (*on_acquire)(void), (*on_release)(void);
 static atomic_int push_error; /* of the next wire_push() */
+static uint8_t uuid[16];
 
 static void *greet(void *arg)
 {
@@ -53,6 +65,8 @@ static void *greet(void *arg)
 			return NULL;
 		if (recv(s, &msg, sizeof(msg), 0) != sizeof(msg) || msg.kind != GAIA_MSG_HELLO)
 			abort();
+		if (atomic_exchange(&late, false))
+			sem_wait(&may_welcome);
 		msg = (struct gaia_msg){ .kind = GAIA_MSG_WELCOME, .version = GAIA_PROTOCOL_VERSION, .seq = 1 };
 		seq = 1;
 		sock[n_socks++] = s;
@@ -80,7 +94,8 @@ static int answer(int fd, unsigned long request, void *arg)
 		struct gaia_ioc_devices *io = arg;
 
 		io->total = io->count = 1;
-		strcpy(io->device[0].kind, "sim");
+		strcpy(io->device[0].kind, KIND);
+		memcpy(io->device[0].uuid, uuid, sizeof(uuid));
 		break;
 	}
 	case GAIA_IOC_MAP:
@@ -155,11 +170,26 @@ static void hand_over(void)
 
 static unsigned char *at;
 
+#ifdef ON_GPU
+static void have_gpus(void)
+{
+	const struct fake_cuda_config config = { .n_devices = 2, .memory = 64 << 20 };
+
+	fake_cuda_reset(&config);
+	cuda_lookup = fake_cuda_entry;
+	fake_cuda_uuid(0, uuid);
+}
+#endif
+
 static void begin(void)
 {
 	pthread_t greeter;
 
 	sem_init(&welcomed, 0, 0);
+	sem_init(&may_welcome, 0, 0);
+#ifdef ON_GPU
+	have_gpus();
+#endif
 	name.sun_family = AF_UNIX;
 	name_len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
 			       (size_t)snprintf(name.sun_path + 1, 40, "gaiafs-moves/%d", (int)getpid()));
@@ -415,3 +445,70 @@ Test(client_moves, an_error_of_writing_back_is_kept)
 	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
 	cr_assert_eq(gaia_release(at, LENGTH), 0);
 }
+
+/* ---- devices ---- */
+
+/* The new daemon calls another by its number. */
+Test(client_moves, a_mapping_stays_on_its_device)
+{
+	ask();
+	uuid[0]++;
+	hand_over();
+	sem_wait(&welcomed);
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), -1);
+	cr_assert_eq(errno, ESTALE, "%s", strerror(errno));
+	cr_assert_eq(maps, 1);
+	cr_assert_eq(gaia_munmap(at, LENGTH), 0);
+}
+
+#ifdef ON_GPU
+#define ENTRY(name, ...) ((CUresult(*)(__VA_ARGS__))fake_cuda_entry(#name))
+
+static sem_t go;
+
+static void wait_to_go(void *arg)
+{
+	sem_wait(&go);
+}
+
+static bool is_moving(void)
+{
+	struct mapping *m = mapping_find((char *)at, LENGTH);
+	bool moving;
+
+	pthread_mutex_lock(&gaia_lock);
+	moving = m->conn->move == MOVE_MADE;
+	pthread_mutex_unlock(&gaia_lock);
+	mapping_put(m);
+	return moving;
+}
+
+/* The connection's thread may be in a driver that waits for the stream. */
+Test(client_moves, a_stream_does_not_wait_for_it)
+{
+	CUcontext ctx;
+	CUstream stream;
+
+	sem_init(&go, 0, 0);
+	cr_assert(!ENTRY(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)(&ctx, 0) && !ENTRY(cuCtxSetCurrent, CUcontext)(ctx));
+	cr_assert(!ENTRY(cuStreamCreate, CUstream *, unsigned)(&stream, 0) && !fake_cuda_launch(stream, wait_to_go, NULL));
+	/* Of nothing: nobody waits for that, either. */
+	if (gaia_release_on(at, LENGTH, stream)) {
+		cr_assert(errno == EIO && fake_cuda_mode()->no_pins);
+		return;
+	}
+	ask();
+	late = true;
+	hand_over();
+	while (!is_moving())
+		sched_yield();
+	sem_post(&go);
+	cr_assert_eq(ENTRY(cuStreamSynchronize, CUstream)(stream), CUDA_SUCCESS);
+	cr_assert(is_moving());
+	sem_post(&may_welcome);
+	cr_assert_eq(gaia_stream_error(at), EINVAL);
+	cr_assert_eq(releases, 0);
+	is_moved();
+	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
+}
+#endif
