@@ -44,7 +44,7 @@ static void print_help(void)
 {
 	fputs("usage: gaiafs [options] DIR                 mount DIR over itself\n"
 	      "       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n"
-	      "       gaiafs --upgrade [--force] [--wait SECONDS] DIR\n"
+	      "       gaiafs --upgrade [--force] [--leave] [--wait SECONDS] DIR\n"
 	      "                                            have this program serve what is mounted on DIR\n\n",
 	      stdout);
 	for (size_t i = 0; i < n_option_kinds; i++)
@@ -72,8 +72,8 @@ static int parse_paths(struct options *o, int n, char **path)
 		snprintf(o->why, sizeof(o->why), "--wait: means something with --upgrade only");
 		return -EINVAL;
 	}
-	if (o->force && !o->upgrade) {
-		snprintf(o->why, sizeof(o->why), "--force: means something with --upgrade only");
+	if ((o->force || o->leave) && !o->upgrade) {
+		snprintf(o->why, sizeof(o->why), "--%s: means something with --upgrade only", o->force ? "force" : "leave");
 		return -EINVAL;
 	}
 	o->source = n == 1 && o->config_source ? o->config_source : path[0];
@@ -159,7 +159,8 @@ static enum options_result parse(int argc, char **argv, struct options *out)
 		}
 		if (kind->letter == 'c' ? take_config(out, optarg) : option_take_kind(out, kind, optarg))
 			return OPTIONS_WRONG;
-		of_mounts |= !kind->name || (strcmp(kind->name, "upgrade") && strcmp(kind->name, "force") && strcmp(kind->name, "wait") && strcmp(kind->name, "log-level"));
+		of_mounts |= !kind->name || (strcmp(kind->name, "upgrade") && strcmp(kind->name, "force") && strcmp(kind->name, "leave") &&
+					     strcmp(kind->name, "wait") && strcmp(kind->name, "log-level"));
 	}
 	if (out->upgrade && of_mounts) {
 		snprintf(out->why, sizeof(out->why), "--upgrade: the mount keeps the options that it has; unmount, and mount with others");

@@ -452,7 +452,8 @@ static void handed_over(struct daemon *d)
 
 	log_info("%s: process %d has it now", fs_mountpoint(d->fs), (int)d->upgrade.heir);
 	snprintf(state, sizeof(state), "MAINPID=%d", (int)d->upgrade.heir);
-	notify_manager(state);
+	if (!d->upgrade.leave)
+		notify_manager(state);
 	if (d->signalled && d->upgrade.heir)
 		kill(d->upgrade.heir, SIGTERM);
 	d->handed = true;
@@ -471,7 +472,7 @@ static void upgrade_done(uv_work_t *work, int status)
 	upgrade_answer(&d->upgrade, d->upgrade_error);
 }
 
-static void on_upgrade(void *arg, pid_t pid, bool force, uint64_t wait_ms, int answer)
+static void on_upgrade(void *arg, pid_t pid, unsigned how, uint64_t wait_ms, int answer)
 {
 	struct daemon *d = arg;
 	int err;
@@ -482,7 +483,7 @@ static void on_upgrade(void *arg, pid_t pid, bool force, uint64_t wait_ms, int a
 	}
 	d->upgrade = (struct upgrade){ .argv = d->argv, .n_option_pins = d->options.n_pins, .n_option_devices = d->devices.n,
 				       .live = &d->live, .cwd = d->options.cwd, .fs = d->fs, .cache = d->cache,
-				       .control = d->control, .force = force, .wait_ns = wait_ms * 1000000 };
+				       .control = d->control, .force = how & GAIA_UPGRADE_FORCE, .leave = how & GAIA_UPGRADE_LEAVE, .wait_ns = wait_ms * 1000000 };
 	err = upgrade_begin(&d->upgrade, pid, answer);
 	if (err) {
 		log_warn("%s: is not handed over: %s", fs_mountpoint(d->fs), d->upgrade.why);
@@ -670,7 +671,10 @@ int main(int argc, char **argv)
 	if (parsed == OPTIONS_RUN)
 		log_set_level(d.options.set.log_level);
 	if (parsed == OPTIONS_RUN && d.options.upgrade) {
-		err = upgrade_ask(d.options.mountpoint, d.options.force, d.options.wait_ms); /* logs */
+		err = upgrade_ask(d.options.mountpoint, (d.options.force ? GAIA_UPGRADE_FORCE : 0) | (d.options.leave ? GAIA_UPGRADE_LEAVE : 0),
+				  d.options.wait_ms); /* logs */
+	} else if (parsed == OPTIONS_RUN && d.options.adopt && !d.options.take_over && upgrade_adopt(d.options.mountpoint)) {
+		/* Done. */
 	} else if (parsed == OPTIONS_RUN) {
 		d.live = (struct live){ .argc = argc, .argv = argv, .options = &d.options, .end = &d.end };
 		live_init(&d.live);

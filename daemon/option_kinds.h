@@ -19,7 +19,7 @@ struct option_kind {
 	const char *stays;
 };
 
-#define N_OPTION_KINDS 32u /* as many rows as the table has, or more */
+#define N_OPTION_KINDS 40u /* as many rows as the table has, or more */
 extern const struct option_kind option_kinds[];
 extern const size_t n_option_kinds;
 

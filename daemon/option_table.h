@@ -135,6 +135,14 @@
 	  "with --upgrade: how long to wait until programs hold\n"                                                      \
 	  "nothing on devices (" OPTIONS_TEXT(OPTIONS_WAIT_S) ")",                                                      \
 	  wait_for_programs, "give it to gaiafs --upgrade")                                                             \
+	X("leave", 0, NULL,                                                                                             \
+	  "with --upgrade: the service manager does not hear of the\n"                                                 \
+	  "new daemon, before gaiafs --adopt tells it",                                                                 \
+	  leave, "give it to gaiafs --upgrade")                                                                         \
+	X("adopt", 0, NULL,                                                                                             \
+	  "if a daemon of the same unit serves MOUNTPOINT already,\n"                                                  \
+	  "tell the service manager so, and end; else mount it",                                                        \
+	  adopt, "give it to gaiafs")                                                                                   \
 	/* Given by a daemon to the one that takes over from it. */                                                     \
 	X("take-over", 0, NULL, "", take_over, "")                                                                      \
 	X("take-over-set", 0, "", "", take_setting, "")                                                                 \

@@ -482,6 +482,20 @@ static int force(struct options *o, const char *text)
 	return 0;
 }
 
+static int leave(struct options *o, const char *text)
+{
+	(void)text;
+	o->leave = true;
+	return 0;
+}
+
+static int adopt(struct options *o, const char *text)
+{
+	(void)text;
+	o->adopt = true;
+	return 0;
+}
+
 static int wait_for_programs(struct options *o, const char *text)
 {
 	o->waits = true;
@@ -586,7 +600,8 @@ int options_take(struct options *o, const char *name, const char *value)
 
 	if (!kind)
 		refuse(o, "%s: no such option", name);
-	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == wait_for_programs || kind->parse == take_over || kind->parse == take_setting || kind->parse == take_gpus)
+	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == leave || kind->parse == adopt ||
+		 kind->parse == wait_for_programs || kind->parse == take_over || kind->parse == take_setting || kind->parse == take_gpus)
 		refuse(o, "%s: only for the command line", name);
 	else if (kind->value && !value)
 		refuse(o, "%s: a value is missing", name);

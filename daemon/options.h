@@ -58,6 +58,8 @@ struct options {
 	bool foreground;
 	bool upgrade; /* @mountpoint's daemon is to hand it over to this program */
 	bool force;   /* even if programs lose something by that */
+	bool leave;   /* the service manager does not hear of that */
+	bool adopt;   /* if a process of this unit serves @mountpoint already, tell the service manager, and end */
 	uint64_t wait_ms; /* so long programs are waited for by that; @waits: as was said */
 	bool waits;
 	bool take_over; /* from the daemon that has started this one (upgrade.h); @source and @mountpoint may be out of date */

@@ -24,6 +24,7 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/notify.h"
 #include "base/thread.h"
 #include "base/util.h"
 
@@ -500,11 +501,15 @@ static int get_ticket(const char *mountpoint, struct gaia_ioc_connect *io)
 		err = -errno;
 	if (fd >= 0)
 		close(fd);
+	return err;
+}
+
+static void cannot_ask(const char *mountpoint, int err)
+{
 	if (err == -ENOTTY || err == -EINVAL || err == -ENOSYS || err == -EOPNOTSUPP)
 		log_error("%s: not a mount of gaiafs", mountpoint);
-	else if (err)
+	else
 		log_error("%s: %s", mountpoint, strerror(-err));
-	return err;
 }
 
 static int connect_to(const struct gaia_ioc_connect *io)
@@ -548,14 +553,20 @@ static const char *reason(struct gaia_msg *msg)
 	return text;
 }
 
-int upgrade_ask(const char *mountpoint, bool force, uint64_t wait_ms)
+int upgrade_ask(const char *mountpoint, unsigned how, uint64_t wait_ms)
 {
-	struct gaia_msg msg = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = force };
+	struct gaia_msg msg = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = how };
 	struct gaia_ioc_connect io;
-	int fd, err = get_ticket(mountpoint, &io); /* logs */
+	int fd, err = get_ticket(mountpoint, &io);
 
-	if (err)
+	if (err) {
+		cannot_ask(mountpoint, err);
 		return err;
+	}
+	if (how & GAIA_UPGRADE_LEAVE && !(io.features & GAIA_FEATURE_LEAVES)) {
+		log_error("%s: its daemon is too old for --leave; upgrade it without", mountpoint);
+		return -EOPNOTSUPP;
+	}
 	memcpy(msg.ticket, io.ticket, sizeof(msg.ticket));
 	if (io.features & GAIA_FEATURE_MOVES)
 		msg.map = wait_ms;
@@ -572,4 +583,51 @@ int upgrade_ask(const char *mountpoint, bool force, uint64_t wait_ms)
 		err = -EBUSY;
 	}
 	return err;
+}
+
+/* ---- who is to be the unit's main process ---- */
+
+/* What /proc says of the control groups of process @pid. 0 bytes: nothing. */
+static size_t groups_of(pid_t pid, char *text, size_t size)
+{
+	char path[64];
+	FILE *file;
+	size_t n = 0;
+
+	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
+	file = fopen(path, "re");
+	if (file) {
+		n = fread(text, 1, size, file);
+		fclose(file);
+	}
+	return n;
+}
+
+/* That of the mount; 0: it has none that can be asked. */
+static pid_t daemon_of(const char *mountpoint)
+{
+	struct gaia_ioc_connect io;
+	struct ucred who = { .pid = 0 };
+	socklen_t size = sizeof(who);
+	int fd = get_ticket(mountpoint, &io) ? -1 : connect_to(&io);
+
+	if (fd >= 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size))
+		who.pid = 0;
+	if (fd >= 0)
+		close(fd);
+	return who.pid;
+}
+
+bool upgrade_adopt(const char *mountpoint)
+{
+	pid_t pid = daemon_of(mountpoint);
+	char own[8192], its[8192], state[64];
+	size_t n = groups_of(getpid(), own, sizeof(own));
+
+	if (pid <= 0 || !n || n == sizeof(own) || groups_of(pid, its, sizeof(its)) != n || memcmp(own, its, n) != 0)
+		return false;
+	log_info("%s: process %d of this unit serves it, and goes on", mountpoint, (int)pid);
+	snprintf(state, sizeof(state), "MAINPID=%d\nREADY=1\nSTATUS=mounted", (int)pid);
+	notify_manager_last(state);
+	return true;
 }

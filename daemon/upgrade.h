@@ -33,6 +33,7 @@ struct upgrade {
 	struct cache *cache;
 	struct control *control;
 	bool force; /* also if programs lose something by it */
+	bool leave; /* the service manager is not to hear of the new daemon */
 	uint64_t wait_ns; /* for clients to let go what they hold */
 
 	int answer;    /* to the process that asked */
@@ -53,7 +54,13 @@ void upgrade_cancel(struct upgrade *u);
 void upgrade_give_up(struct upgrade *u);
 void upgrade_answer(struct upgrade *u, int err);
 
-/* Ask for it, and wait. 0, or a negative errno after a line in the log. */
-int upgrade_ask(const char *mountpoint, bool force, uint64_t wait_ms);
+/* Ask for it, and wait; @how: GAIA_UPGRADE_*. 0, or a negative errno after a line in the log. */
+int upgrade_ask(const char *mountpoint, unsigned how, uint64_t wait_ms);
+
+/*
+ * The other half of GAIA_UPGRADE_LEAVE: if the mount's daemon is one of our unit's processes (of our control group), tell the service manager that
+ * it is the main one now. False: it is not, or nothing of gaiafs is mounted there.
+ */
+bool upgrade_adopt(const char *mountpoint);
 
 #endif

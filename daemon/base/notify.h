@@ -10,4 +10,7 @@
  */
 void notify_manager(const char *state);
 
+/* The same for a process that is about to end, which the manager should still know when it reads this: waits for that, seconds at most. */
+void notify_manager_last(const char *state);
+
 #endif

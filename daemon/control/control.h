@@ -46,7 +46,7 @@ void control_set_end(struct control *ctl, int fd);
  * An owner of the mount asks for an upgrade (GAIA_MSG_UPGRADE): @pid runs the new program; @wait_ms: so long clients are waited for. Called on
  * the loop's thread. @answer goes to control_answer_upgrade(), which any thread may call, once. Set once, before clients can connect.
  */
-typedef void control_upgrade(void *arg, pid_t pid, bool force, uint64_t wait_ms, int answer);
+typedef void control_upgrade(void *arg, pid_t pid, unsigned how, uint64_t wait_ms, int answer);
 void control_on_upgrade(struct control *ctl, control_upgrade *fn, void *arg);
 /* @err: 0 or a negative errno; @text: why. Closes @answer. */
 void control_answer_upgrade(int answer, int err, const char *text);

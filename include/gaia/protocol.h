@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 9u
+#define GAIA_PROTOCOL_MINOR 10u
 
 /*
  * Since 1.1.
@@ -86,6 +86,9 @@ extern "C" {
  *
  * Since 1.9.
  * MOVES: the client goes along when another daemon takes the mount over (MOVE, below). UPGRADE says how long clients are waited for.
+ *
+ * Since 1.10.
+ * LEAVES: UPGRADE may have GAIA_UPGRADE_LEAVE.
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -99,11 +102,12 @@ extern "C" {
 #define GAIA_FEATURE_HOST 512ull
 #define GAIA_FEATURE_SETTINGS 1024ull
 #define GAIA_FEATURE_MOVES 2048ull
+#define GAIA_FEATURE_LEAVES 4096ull
 /* All of this version. */
 #define GAIA_FEATURES                                                                                         \
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
 	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS | GAIA_FEATURE_HOST | \
-	 GAIA_FEATURE_SETTINGS | GAIA_FEATURE_MOVES)
+	 GAIA_FEATURE_SETTINGS | GAIA_FEATURE_MOVES | GAIA_FEATURE_LEAVES)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -443,8 +447,10 @@ enum gaia_msg_kind {
  * UPGRADE asks the daemon to hand the mount over to the program that the sender runs (gaiafs --upgrade). Only an owner of the mount
  * may: root, or the user whose daemon it is. The daemon answers with UPGRADED, and nothing else follows: `error` 0 when the new daemon
  * serves, else an errno, and the mount is as before. chunk[] has a text then, with a NUL, that says why. A daemon that does not know the
- * message disconnects. `map`, if the daemon has MOVES: so many milliseconds it waits until its clients are ready.
+ * message disconnects. `map`, if the daemon has MOVES: so many milliseconds it waits until its clients are ready. `count` has GAIA_UPGRADE_*.
  */
+#define GAIA_UPGRADE_FORCE 1u /* also if mappings of devices end by it */
+#define GAIA_UPGRADE_LEAVE 2u /* the service manager is not told that the new daemon is the unit's main process now */
 /*
  * MOVE tells a client that maps something that the mount may go to another daemon (UPGRADE). The client answers at once. READY without an
  * error: until it hears more it asks for no MAP, and for acquires only as far as it must to come to its releases. READY with an error: it

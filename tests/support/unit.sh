@@ -15,7 +15,7 @@ says() { grep -qxF "$1" "$unit" || fail "no line \"$1\""; }
 says 'Type=notify'
 says 'Restart=on-abnormal'
 says 'After=%i.mount'
-grep -q '^ExecStart=/.*/gaiafs --foreground --config -/etc/gaiafs/%i.conf -- %f$' "$unit" || fail "ExecStart does not read the configuration file"
+grep -q '^ExecStart=/.*/gaiafs --foreground --adopt --config -/etc/gaiafs/%i.conf -- %f$' "$unit" || fail "ExecStart does not read the configuration file"
 grep -q '^ExecReload=/.*/gaia reload -- %f$' "$unit" || fail "ExecReload does not read it again"
 
 if ! command -v systemd-analyze > /dev/null; then

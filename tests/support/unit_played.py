@@ -53,7 +53,7 @@ class Unit:
         for word in shlex.split(self.setting(name)):
             word = re.sub("^/.*/bin/(gaiafs|gaia)$", rf"{self.bin}/\1", word).replace("%f", self.point)
             word = word.replace("/etc/gaiafs/%i.conf", f"{self.bin}/unit.conf")
-            word = re.sub("/[^ ]*/bin/gaia ", f"'{self.bin}'/gaia ", word)
+            word = re.sub("/[^ ]*/bin/(gaia|gaiafs) ", rf"'{self.bin}'/\1 ", word).replace("%n", "gaiafs@played.service")
             words.append(word.replace("$$", "$"))
         return words
 

@@ -196,6 +196,48 @@ def upgraded(directory, build):
     expect(text_of(f"{source}/file") == "012", "something is lost")
 
 
+def restarted(directory, build):
+    """systemctl restart hands the mount over: programs notice nothing, and options are as the file has them now."""
+    source = f"{directory}/restarted data"
+    os.mkdir(source)
+    unit = Unit(directory, "restarted", SOURCE=source, device="sim:8M", home="16M")
+    unit.starts()
+
+    def status(path=unit.point):
+        return subprocess.run([f"{build}/client/gaia", "status", path], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    with open(f"{unit.point}/file", "w+", encoding="utf-8") as file:
+        for n in range(3):
+            before = unit.shows("MainPID")
+            file.write(f"{n}")
+            file.flush()
+            write(unit.conf, f"SOURCE={source}\ndevice=sim:8M\nhome={24 + n}M\n")
+            expect(unit.control("restart") == 0, f"systemctl restart fails: {text_of(unit.log)}")
+            expect(unit.shows("MainPID") not in ("0", before), "after a restart the main process is the one of before")
+            expect(unit.shows("ActiveState") == "active" and unit.shows("NRestarts") == "0", "after a restart it is not active")
+            expect(re.search(rf"budget +{24 + n} MiB", status()), f"a restart does not read the file again: {status()}")
+            wait_for("the old daemon ends", lambda: not os.path.exists(f"/proc/{before}"))
+            file.seek(0)
+            expect(file.read() == "012"[:n + 1], "what was open before is not the same file any more")
+    # systemd watches it: after a crash it starts another.
+    os.kill(int(unit.shows("MainPID")), 9)
+    wait_for("systemd starts it again after a crash", lambda: unit.shows("NRestarts") == "1" and unit.shows("ActiveState") == "active")
+    expect(text_of(f"{unit.point}/file") == "012", "something is lost")
+    expect(unit.control("reset-failed") == 0, "its count of starts cannot be reset")
+    # What keeps it from being upgraded does not keep it from being restarted.
+    subprocess.run([f"{build}/client/gaia", "pin", f"{unit.point}/file"], check=True)
+    expect(unit.control("restart") == 0 and unit.shows("ActiveState") == "active", f"systemctl restart fails: {text_of(unit.log)}")
+    expect("1 file is pinned to a device" in text_of(unit.log), "it is handed over, and loses its pins")
+    expect(text_of(f"{unit.point}/file") == "012", "something is lost")
+    # A process of another unit is not this one's. It ends with it.
+    other = Unit(directory, "other", SOURCE=source)
+    os.rmdir(other.point)
+    os.symlink(unit.point, other.point)
+    expect(other.control("start") != 0 and "already mounted" in text_of(other.log), "a unit takes another's mount")
+    expect(unit.control("stop") == 0 and unit.shows("Result") == "success" and not unit.is_mounted(), "it cannot be stopped after restarts")
+    expect(text_of(f"{source}/file") == "012", "something is lost")
+
+
 def without_its_device(directory):
     """It fails, says why, and is not tried again and again."""
     unit = Unit(directory, "device", OPTIONS="--device cuda:99")
@@ -236,6 +278,7 @@ def scenario(build, directory):
         read_again(directory)
         after_a_crash(directory)
         upgraded(directory, build)
+        restarted(directory, build)
         without_its_device(directory)
         stopped_with_losses(directory, build)
         # For the end of all: see main().
