@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -691,6 +693,85 @@ EACH_WAY(upgrade, the_first_of_many_programs_are_named)
 	for (size_t i = 0; i < 5; i++)
 		cr_assert_eq(child_wait(pid[i]), 0);
 	close(fd);
+}
+
+/* The next message, and the descriptor that comes with it. */
+static int heard(int manager, char text[256])
+{
+	char room[CMSG_SPACE(sizeof(int))];
+	struct iovec iov = { .iov_base = text, .iov_len = 255 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof(room) };
+	ssize_t n = recvmsg(manager, &msg, MSG_CMSG_CLOEXEC);
+	int fd = -1;
+
+	cr_assert_gt(n, 0, "nothing was said: %s", strerror(errno));
+	text[n] = '\0';
+	if (CMSG_FIRSTHDR(&msg))
+		memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(fd));
+	return fd;
+}
+
+static void hears(int manager, const char *what)
+{
+	char text[256];
+
+	cr_assert_eq(heard(manager, text), -1);
+	cr_assert(!strncmp(text, what, strlen(what)), "\"%s\", not \"%s\"", text, what);
+}
+
+static int adopt(void *arg)
+{
+	struct shell_result r = shell_run("/", HANG_SECONDS, "\"$GAIAFS\" --foreground --adopt '%s'", mnt.path);
+
+	return r.status;
+}
+
+/* A manager that is an abstract socket of ours. */
+static int be_manager(void)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	int manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	int size = snprintf(at.sun_path, sizeof(at.sun_path), "@gaiafs-upgrade/%d", (int)getpid());
+	struct timeval patience = { .tv_sec = HANG_SECONDS };
+
+	setenv("NOTIFY_SOCKET", at.sun_path, 1);
+	at.sun_path[0] = '\0';
+	cr_assert(!bind(manager, (struct sockaddr *)&at, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)size)));
+	cr_assert(!setsockopt(manager, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)));
+	return manager;
+}
+
+EACH_WAY_BARE(upgrade, the_service_manager_hears_of_it_when_it_should)
+{
+	int manager = be_manager(), barrier;
+	char main_pid[64], text[256];
+	pid_t adopter;
+
+	way_start(NULL);
+	hears(manager, "READY=1");
+	/* The new one's word, which a manager does not listen to yet, and the old one's, in any order. */
+	cr_assert_eq(upgrade(NULL), 0);
+	snprintf(main_pid, sizeof(main_pid), "MAINPID=%d", (int)mnt.daemon);
+	cr_assert_eq(heard(manager, text), -1);
+	if (strcmp(text, main_pid) != 0) {
+		cr_assert_eq(strncmp(text, "READY=1", 7), 0, "%s", text);
+		hears(manager, main_pid);
+	} else {
+		hears(manager, "READY=1");
+	}
+	cr_assert_eq(upgrade("--leave"), 0);
+	hears(manager, "READY=1");
+	adopter = child_start(adopt, NULL);
+	snprintf(main_pid, sizeof(main_pid), "MAINPID=%d\nREADY=1\n", (int)mnt.daemon);
+	hears(manager, main_pid);
+	/* It does not end before the manager has read that: else nobody knew whose word it was. */
+	barrier = heard(manager, text);
+	cr_assert(!strcmp(text, "BARRIER=1") && barrier >= 0);
+	cr_assert_eq(waitpid(adopter, NULL, WNOHANG), 0);
+	close(barrier);
+	cr_assert_eq(child_wait(adopter), 0);
+	unsetenv("NOTIFY_SOCKET");
+	close(manager);
 }
 
 EACH_WAY(upgrade, what_is_no_mount_of_gaiafs_is_said_so)
