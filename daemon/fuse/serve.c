@@ -70,6 +70,7 @@ static void take_number(struct fs *fs)
 {
 	number = atomic_fetch_add(&fs->n_numbered, 1);
 	fs->server[number] = pthread_self();
+	latency_set_choose();
 }
 
 /* Wait here, between two requests, while fs->pausing is set. */
