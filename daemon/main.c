@@ -664,7 +664,6 @@ int main(int argc, char **argv)
 	enum options_result parsed;
 	int err = 0;
 
-	quick_clock_start();
 	log_to_journal();
 	parsed = options_parse(argc, argv, &d.options);
 	if (parsed == OPTIONS_RUN)
@@ -672,6 +671,7 @@ int main(int argc, char **argv)
 	if (parsed == OPTIONS_RUN && d.options.upgrade) {
 		err = upgrade_ask(d.options.mountpoint, d.options.force, d.options.wait_ms); /* logs */
 	} else if (parsed == OPTIONS_RUN) {
+		quick_clock_start();
 		d.live = (struct live){ .argc = argc, .argv = argv, .options = &d.options, .end = &d.end };
 		live_init(&d.live);
 		err = take_faults(&d);
