@@ -665,7 +665,6 @@ int main(int argc, char **argv)
 	enum options_result parsed;
 	int err = 0;
 
-	quick_clock_start();
 	log_to_journal();
 	parsed = options_parse(argc, argv, &d.options);
 	if (parsed == OPTIONS_RUN)
@@ -676,6 +675,7 @@ int main(int argc, char **argv)
 	} else if (parsed == OPTIONS_RUN && d.options.adopt && !d.options.take_over && upgrade_adopt(d.options.mountpoint)) {
 		/* Done. */
 	} else if (parsed == OPTIONS_RUN) {
+		quick_clock_start();
 		d.live = (struct live){ .argc = argc, .argv = argv, .options = &d.options, .end = &d.end };
 		live_init(&d.live);
 		err = take_faults(&d);

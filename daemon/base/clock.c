@@ -4,20 +4,16 @@
 #include "base/clock.h"
 
 #include <fcntl.h>
-#include <stdbool.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "base/util.h"
+struct quick_clock quick_clock = { .tick_ns = -1 };
 
-#define MEASURE_NS 200000000u
-#define TOGETHER_NS 2000u /* two clocks are read at the same moment, if it takes no longer: so the rate is off by a hundred-thousandth at most */
+#ifdef __x86_64__
+#define MEASURE_NS 5000000u
+#define TOGETHER_NS 2000u /* two clocks are read at the same moment, if it takes no longer: so the rate is off by a two-thousandth at most */
 #define TRIES 100u	  /* then the counter is not used */
-
-struct quick_clock quick_clock;
-
-static bool may_use_counter; /* constant after quick_clock_start(), like the next two */
-static uint64_t first_ticks, first_ns;
 
 static bool kernel_uses_counter(void)
 {
@@ -30,51 +26,37 @@ static bool kernel_uses_counter(void)
 	return n > 0 && strcmp(text, "tsc\n") == 0;
 }
 
-/* False: the thread was interrupted between the two. */
+/* False: each time the thread was interrupted between the two. */
 static bool read_both(uint64_t *ticks, uint64_t *ns)
 {
-	uint64_t before = now_ns(), after;
+	for (unsigned i = 0; i < TRIES; i++) {
+		uint64_t before = now_ns(), after;
 
-	*ticks = quick_ticks();
-	after = now_ns();
-	*ns = before + (after - before) / 2;
-	return after - before <= TOGETHER_NS;
+		*ticks = __builtin_ia32_rdtsc();
+		after = now_ns();
+		*ns = before + (after - before) / 2;
+		if (after - before <= TOGETHER_NS)
+			return true;
+	}
+	return false;
 }
 
 void quick_clock_start(void)
 {
-	unsigned tries = 0;
+	const struct timespec pause = { .tv_nsec = MEASURE_NS };
+	uint64_t ticks, ns, first_ticks, first_ns;
 
-	while (!read_both(&first_ticks, &first_ns) && ++tries < TRIES)
-		;
-#ifdef __x86_64__
-	may_use_counter = tries < TRIES && kernel_uses_counter();
-#else
-	(void)kernel_uses_counter;
-#endif
-}
-
-/* By one thread at a time. True: there is no more to do. */
-static bool measure(void)
-{
-	static unsigned tries;
-	uint64_t ns, ticks;
-
+	if (!kernel_uses_counter() || !read_both(&first_ticks, &first_ns))
+		return;
+	while (now_ns() - first_ns < MEASURE_NS)
+		nanosleep(&pause, NULL);
 	if (!read_both(&ticks, &ns) || ticks <= first_ticks)
-		return ++tries == TRIES;
-	quick_clock.ns = ns;
-	quick_clock.ticks = ticks;
-	atomic_store_explicit(&quick_clock.rate, (uint64_t)((((unsigned __int128)(ns - first_ns)) << 32) / (ticks - first_ticks)),
-			      memory_order_release);
-	return true;
+		return;
+	quick_clock.tick_ns = (double)(ns - first_ns) / (double)(ticks - first_ticks);
+	quick_clock.is_counter = true;
 }
-
-uint64_t quick_ns_slow(void)
+#else
+void quick_clock_start(void)
 {
-	static atomic_bool measuring;
-	uint64_t ns = now_ns();
-
-	if (may_use_counter && ns - first_ns >= MEASURE_NS && !atomic_load(&measuring) && !atomic_exchange(&measuring, true) && !measure())
-		atomic_store(&measuring, false);
-	return ns;
 }
+#endif

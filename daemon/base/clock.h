@@ -1,49 +1,54 @@
 /*
  * clock.h - the time, for code that asks for it with each request.
  *
- * quick_ns() is CLOCK_MONOTONIC to within a hundred-thousandth of what has passed, read with a few instructions from the processor's
- * own counter, where the kernel itself takes the time from that counter (so it runs evenly, and alike on all cores). Elsewhere,
- * and until the counter's rate has been measured, it is now_ns(). Compare its values with each other only. Any thread may
- * call it; one thread's values may be some nanoseconds before another's that were taken earlier: elapsed_ns() allows for that.
+ * quick_ticks() takes a few instructions where it can read the processor's own counter: where the kernel itself takes the time from that
+ * (so it runs evenly, and alike on all cores). Elsewhere it costs as much as now_ns(), which it calls. How much time is between two values
+ * of it elapsed_ns() says, to within a thousandth. Any thread may call both; one thread's values may be some ticks before another's that
+ * were taken earlier, so that may be less than nothing.
  */
 #ifndef GAIA_BASE_CLOCK_H
 #define GAIA_BASE_CLOCK_H
 
-#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "base/util.h"
+
+/* Constant after quick_clock_start(). */
 struct quick_clock {
-	_Atomic uint64_t rate; /* nanoseconds a tick, times 2^32; 0: not known. What follows is constant once it is set */
-	uint64_t ticks, ns;    /* of the same moment */
+	bool is_counter;
+	double tick_ns; /* nanoseconds a tick; -1 if now_ns() is asked, whose values are turned into negative ones */
 };
 extern struct quick_clock quick_clock;
 
-/* Whether the counter may be used; its rate is measured from now on. Call it before there are threads. Without it quick_ns() is now_ns(). */
+/*
+ * Find out whether the counter can be used, and its rate: it takes some milliseconds. Call it before there are threads, and before the first
+ * quick_ticks(). If it is not called, now_ns() is asked.
+ */
 void quick_clock_start(void);
-uint64_t quick_ns_slow(void);
 
+static inline int64_t quick_ticks(void)
+{
 #ifdef __x86_64__
-static inline uint64_t quick_ticks(void)
-{
-	return __builtin_ia32_rdtsc();
-}
-#else
-#define quick_ticks() 0ull /* quick_clock.rate stays 0 */
+	if (__builtin_expect(quick_clock.is_counter, 1))
+		return (int64_t)__builtin_ia32_rdtsc();
 #endif
-
-static inline uint64_t quick_ns(void)
-{
-	uint64_t rate = atomic_load_explicit(&quick_clock.rate, memory_order_acquire);
-
-	if (__builtin_expect(!rate, 0))
-		return quick_ns_slow();
-	return quick_clock.ns + (uint64_t)(((unsigned __int128)(quick_ticks() - quick_clock.ticks) * rate) >> 32);
+	return -(int64_t)now_ns();
 }
 
-/* From one value of quick_ns() to another; may be less than nothing. */
-static inline int64_t elapsed_ns(uint64_t from, uint64_t to)
+/* The same for a caller that has an earlier value, or 0 in the place of one, and looks at it anyway: its sign says which clock it is of. */
+static inline int64_t quick_ticks_after(int64_t earlier)
 {
-	return (int64_t)(to - from);
+#ifdef __x86_64__
+	if (__builtin_expect(earlier > 0, 1))
+		return (int64_t)__builtin_ia32_rdtsc();
+#endif
+	return quick_ticks();
+}
+
+static inline double elapsed_ns(int64_t from, int64_t to)
+{
+	return (double)(to - from) * quick_clock.tick_ns;
 }
 
 #endif

@@ -3,15 +3,16 @@
  */
 #include "base/latency.h"
 
-struct latency_set latency_sets[LATENCY_SETS];
-__thread struct latency_set *latency_set;
+const double latency_least_ns = LATENCY_PARTS, latency_most_ns = (1ull << 34) - 1;
+struct latency_counts latency_sets[LATENCY_SETS][LATENCY_COUNT];
+__thread struct latency_counts *latency_set = latency_sets[0];
 
-struct latency_set *latency_set_choose(void)
+void latency_set_choose(void)
 {
 	static atomic_uint threads;
 	unsigned n = atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed);
 
-	return latency_set = &latency_sets[n % LATENCY_SETS];
+	latency_set = latency_sets[n % LATENCY_SETS];
 }
 
 uint64_t latency_bound_ns(unsigned bucket)
@@ -23,9 +24,9 @@ void latency_read(enum latency l, struct latency_values *out)
 {
 	*out = (struct latency_values){ .sum_ns = 0 };
 	for (unsigned i = 0; i < LATENCY_SETS; i++) {
-		out->sum_ns += atomic_load_explicit(&latency_sets[i].of[l].sum_ns, memory_order_relaxed);
+		out->sum_ns += atomic_load_explicit(&latency_sets[i][l].sum_ns, memory_order_relaxed);
 		for (unsigned k = 0; k < LATENCY_BUCKETS; k++)
-			out->bucket[k] += atomic_load_explicit(&latency_sets[i].of[l].bucket[k], memory_order_relaxed);
+			out->bucket[k] += atomic_load_explicit(&latency_sets[i][l].bucket[k], memory_order_relaxed);
 	}
 }
 

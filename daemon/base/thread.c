@@ -17,6 +17,7 @@
 #include <time.h>
 #include <uthash.h>
 
+#include "base/latency.h"
 #include "base/util.h"
 
 #define IDLE_SECONDS 3
@@ -171,6 +172,7 @@ static void *worker(void *arg)
 	bool has_previous;
 
 	thread_set_name(pool->name);
+	latency_set_choose();
 	pthread_mutex_lock(&pool->lock);
 	while (wait_for_job(pool)) {
 		struct job *job = STAILQ_FIRST(&pool->jobs);

@@ -27,7 +27,7 @@ void uses_destroy(struct uses *u)
 
 struct uses *wait_begin_slow(struct uses *u, enum wait_for what)
 {
-	uint64_t now = quick_ns();
+	uint64_t now = (uint64_t)quick_ticks();
 
 	pthread_mutex_lock(&u->lock);
 	u->waits[what].now++;
@@ -38,7 +38,7 @@ struct uses *wait_begin_slow(struct uses *u, enum wait_for what)
 
 void wait_end_slow(struct uses *u, enum wait_for what)
 {
-	uint64_t now = quick_ns();
+	uint64_t now = (uint64_t)quick_ticks();
 
 	pthread_mutex_lock(&u->lock);
 	u->waits[what].now--;
@@ -50,12 +50,14 @@ uint64_t uses_waited_ns(struct uses *u, enum wait_for what, unsigned *now)
 {
 	struct waits w;
 	uint64_t time;
+	double ns;
 
 	pthread_mutex_lock(&u->lock);
 	w = u->waits[what];
-	time = quick_ns(); /* not before any of these began */
+	time = (uint64_t)quick_ticks(); /* not before any of these began */
 	pthread_mutex_unlock(&u->lock);
 	*now = w.now;
+	ns = elapsed_ns(0, (int64_t)(w.sum + w.now * time));
 	/* What began a moment ago, on another core, must not make less than nothing of it. */
-	return (int64_t)(w.sum + w.now * time) > 0 ? w.sum + w.now * time : 0;
+	return ns > 0 ? (uint64_t)ns : 0;
 }

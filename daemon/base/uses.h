@@ -76,7 +76,7 @@ struct uses {
 	/* lock. */
 	struct waits {
 		unsigned now;	/* threads that wait */
-		uint64_t sum;	/* of ns that were waited, less the times when those began that wait now */
+		uint64_t sum;	/* of ticks (clock.h) that were waited, less the times when those began that wait now */
 	} waits[WAIT_COUNT];
 };
 

@@ -269,7 +269,7 @@ struct seek {
 	struct handle *handle; /* stays until the request is answered */
 	off_t off;
 	int whence;
-	uint64_t came_ns; /* serve_later() */
+	int64_t came; /* serve_later() */
 };
 
 static void reply_seek(const struct seek *seek)
@@ -290,7 +290,7 @@ static void seek_after_push(void *arg)
 
 	invalidate(inode, 0, 0);
 	reply_seek(seek);
-	serve_answered(LATENCY_request_seek, seek->came_ns);
+	serve_answered(LATENCY_request_seek, seek->came);
 	busy_end(fs);
 	free(seek);
 }
@@ -324,7 +324,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 		fuse_reply_err(req, ENOTCONN);
 	} else {
 		*job = seek;
-		job->came_ns = serve_later();
+		job->came = serve_later();
 		lane_submit(fs, LANE_RELEASE, fuse_req_ctx(req)->uid, seek_after_push, job);
 	}
 }

@@ -31,7 +31,7 @@ struct handed {
 	struct fs *fs;
 	uid_t uid;
 	enum lane lane;
-	uint64_t came_ns; /* when it was received */
+	int64_t came; /* when it was received, by quick_ticks() */
 	unsigned turns; /* how often its pages were found locked */
 	unsigned kib; /* taken from QUOTA_waiting_kib; 0: none, since the request must not be refused */
 	struct lock_call call; /* if serve_may_wait_for_lock() */
@@ -184,7 +184,7 @@ static void carry_out(void *arg)
 	initialised = true;
 	if (h->lane == LANE_HOME && put_off(h))
 		return;
-	request_came(h->came_ns);
+	request_came(h->came);
 	waits = serve_may_wait_for_lock(fs, h->bytes); /* looked at before: opcodes are changed */
 	serve_request(fs, h->bytes, h->size);
 	if (waits)
@@ -219,7 +219,7 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 		return true;
 	}
 	h = xmalloc(sizeof(*h) + size);
-	*h = (struct handed){ .fs = fs, .uid = uid, .lane = lane, .kib = kib, .size = size, .came_ns = request_times.came_ns };
+	*h = (struct handed){ .fs = fs, .uid = uid, .lane = lane, .kib = kib, .size = size, .came = request_times.came };
 	memcpy(h->bytes, request, size);
 	if (serve_may_wait_for_lock(fs, in))
 		locks_call_begins(fs, &h->call, in->unique);

@@ -184,7 +184,7 @@ struct receiving {
 	atomic_uint taken;	/* requests received by the threads that serve */
 	sem_t spare_wake;
 	atomic_bool spare_on;	/* the spare receives, or is about to */
-	uint64_t spare_until;	/* the spare's: it receives at least until then */
+	int64_t spare_from;	/* the spare's, by quick_ticks(): it receives for at least SPARE_NS from then on */
 	atomic_uint reading;	/* threads in read(2) */
 	struct seat seat[FS_THREADS];
 	atomic_uint n_taken;	/* elements of seat[] that belong to threads */
@@ -193,8 +193,9 @@ struct receiving {
 	LIST_HEAD(, seat) seats; /* lock: threads that wait, and that nobody has woken yet */
 	/* Hints, relaxed. */
 	atomic_uint n_close;	/* requests in a row that came soon after the one before */
-	atomic_uint_least64_t ended_ns; /* when a thread had last finished a request */
-	atomic_uint_least64_t rests_until; /* no thread gets in front until then */
+	/* By quick_ticks(). */
+	atomic_int_least64_t ended; /* when a thread had last finished a request */
+	atomic_int_least64_t rests_from; /* no thread gets in front for REST_NS from then on */
 };
 
 /*
@@ -761,16 +762,17 @@ bool cred_is_whole(fuse_req_t req);
 
 /* ---- receive.c ---- */
 
-/* Of this thread, by quick_ns(): when it received its present request, and when it had carried out its last one. */
+/*
+ * Of this thread, by quick_ticks(): when it received its present request, or 0 if another thread answers that (serve_later()); and when it had
+ * carried out its last one.
+ */
 extern __thread struct request_times {
-	uint64_t came_ns, ended_ns;
-	bool later; /* another thread answers the present one: serve_later() */
+	int64_t came, ended;
 } request_times;
 /* The thread's present request came then. */
-static inline void request_came(uint64_t ns)
+static inline void request_came(int64_t ticks)
 {
-	request_times.came_ns = request_times.ended_ns = ns;
-	request_times.later = false;
+	request_times.came = ticks;
 }
 
 /* As read(2), for a thread that serves. */
@@ -811,14 +813,14 @@ bool serve_may_wait_for_lock(const struct fs *fs, const void *bytes);
 void serve_refuse(struct fs *fs, const void *bytes, int err);
 /* @id, to be told the kernel; or, if @fault is armed, a number that names nothing. */
 uint64_t serve_told(uint64_t id, const char *fault);
-/* Carry out a request that was received at request_times.came_ns. */
+/* Carry out a request that was received at request_times.came. */
 void serve_request(struct fs *fs, void *bytes, size_t size);
 /*
  * The thread's present request is answered by another thread, later. Returns when it came, for serve_answered(), which that thread
  * calls then.
  */
-uint64_t serve_later(void);
-void serve_answered(enum latency kind, uint64_t came_ns);
+int64_t serve_later(void);
+void serve_answered(enum latency kind, int64_t came);
 /*
  * Have all threads stop between two requests, and the workers carry out what was handed to them. 0: nothing is received any more, until
  * serve_go_on(). -EBUSY: some requests do not end in time (@until, now_ns()); -ENODEV: the session is over. Then call serve_go_on(), too.

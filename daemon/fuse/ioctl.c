@@ -86,7 +86,7 @@ struct ioctl_job {
 	uid_t uid;	       /* the caller's */
 	pid_t tid;
 	unsigned cmd;
-	uint64_t came_ns; /* serve_later() */
+	int64_t came; /* serve_later() */
 	bool interruptible;    /* is_interruptible(), of the arguments as they came; and then: */
 	uint64_t unique;
 	atomic_uint verdict;   /* see cache_acquire() */
@@ -435,7 +435,7 @@ static void run(void *arg)
 	else
 		fuse_reply_ioctl(job->req, 0, &job->arg,
 				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
-	serve_answered(kind_of(job->cmd), job->came_ns);
+	serve_answered(kind_of(job->cmd), job->came);
 	if (job->interruptible)
 		acquire_ends(job);
 	busy_end(fs);
@@ -524,7 +524,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->uid = fuse_req_ctx(req)->uid;
 	job->tid = fuse_req_ctx(req)->pid;
 	job->cmd = cmd;
-	job->came_ns = serve_later();
+	job->came = serve_later();
 	memcpy(&job->arg, in_buf, in_size);
 	job->interruptible = is_interruptible(job);
 	if (job->interruptible)
@@ -538,7 +538,7 @@ struct release_job {
 	fuse_req_t req;
 	struct fs *fs;
 	struct inode *inode;
-	uint64_t came_ns; /* serve_later() */
+	int64_t came; /* serve_later() */
 	bool is_list;
 	union {
 		struct gaia_ioc_range range;
@@ -559,7 +559,7 @@ static void run_release(void *arg)
 		contents_put(job->inode);
 	}
 	fuse_reply_err(job->req, err ? reply_errno(err) : EALREADY);
-	serve_answered(LATENCY_call_release, job->came_ns);
+	serve_answered(LATENCY_call_release, job->came);
 	busy_end(fs);
 	free(job);
 }
@@ -585,7 +585,7 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, bool is_list, const v
 		return;
 	}
 	/* The caller's descriptor keeps the inode until we have answered. */
-	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode, .is_list = is_list, .came_ns = serve_later() };
+	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode, .is_list = is_list, .came = serve_later() };
 	memcpy(&job->range, value, size);
 	lane_submit(fs, LANE_RELEASE, fuse_req_ctx(req)->uid, run_release, job);
 }

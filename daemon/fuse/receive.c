@@ -110,7 +110,7 @@ static bool take_away(struct receiving *r, unsigned ticket)
 
 static void pause_polling(struct receiving *r)
 {
-	atomic_store_explicit(&r->rests_until, quick_ns() + REST_NS, memory_order_relaxed);
+	atomic_store_explicit(&r->rests_from, quick_ticks(), memory_order_relaxed);
 }
 
 static void give_up(struct receiving *r)
@@ -137,7 +137,7 @@ static bool get_in_front(struct receiving *r)
 	unsigned nobody = 0, ticket;
 
 	if (atomic_load_explicit(&r->n_close, memory_order_relaxed) < ENOUGH || !r->may_poll ||
-	    quick_ns() < atomic_load_explicit(&r->rests_until, memory_order_relaxed))
+	    elapsed_ns(atomic_load_explicit(&r->rests_from, memory_order_relaxed), quick_ticks()) < REST_NS)
 		return false;
 	ticket = atomic_fetch_add(&r->tickets, 1) | 1u << 31;
 	if (!atomic_compare_exchange_strong(&r->front, &nobody, ticket))
@@ -154,16 +154,16 @@ static void poll_in_front(struct fs *fs, int fd)
 {
 	struct receiving *r = &fs->receiving;
 	struct pollfd pfd = { .fd = fd, .events = POLLIN };
-	uint64_t start = request_times.ended_ns, last = start, now;
+	int64_t start = request_times.ended, last = start, now;
 
 	while (!poll(&pfd, 1, 0)) {
 		n_at_once = 0;
-		now = quick_ns();
-		if (now - start > POLL_NS || fs->stopping || fs->pausing) {
+		now = quick_ticks();
+		if (elapsed_ns(start, now) > POLL_NS || fs->stopping || fs->pausing) {
 			give_up(r);
 			return;
 		}
-		if (now - last > DISTURBED_NS) {
+		if (elapsed_ns(last, now) > DISTURBED_NS) {
 			pause_polling(r);
 			give_up(r);
 			return;
@@ -250,10 +250,10 @@ static bool is_long(const struct fuse_in_header *in)
 /* Note whether requests follow each other closely, as far as a thread outside the front can tell. */
 static void see_distance(struct receiving *r)
 {
-	uint64_t ended = atomic_load_explicit(&r->ended_ns, memory_order_relaxed);
+	int64_t ended = atomic_load_explicit(&r->ended, memory_order_relaxed);
 	unsigned n = atomic_load_explicit(&r->n_close, memory_order_relaxed);
 
-	if (request_times.came_ns > ended + CLOSE_NS)
+	if (elapsed_ns(ended, request_times.came) > CLOSE_NS)
 		n = 0;
 	else if (n < ENOUGH)
 		n++;
@@ -268,7 +268,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 	if (in_front && atomic_load(&r->front) != in_front)
 		give_up(r); /* the guard has taken the front away */
 	if (!in_front)
-		atomic_store_explicit(&r->ended_ns, request_times.ended_ns, memory_order_relaxed);
+		atomic_store_explicit(&r->ended, request_times.ended, memory_order_relaxed);
 	atomic_fetch_add_explicit(&r->steps, in_front != 0, memory_order_relaxed);
 	if (in_front || get_in_front(r))
 		poll_in_front(fs, fd);
@@ -281,7 +281,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 
 	atomic_fetch_add(&r->reading, 1);
 	n = read(fd, buf, size);
-	request_came(quick_ns());
+	request_came(quick_ticks());
 	atomic_fetch_sub(&r->reading, 1);
 	atomic_fetch_add_explicit(&r->taken, 1, memory_order_relaxed);
 
@@ -340,7 +340,7 @@ void receive_spare_wait(struct fs *fs)
 {
 	while (sem_wait(&fs->receiving.spare_wake) && !fs->stopping)
 		; /* EINTR: see serve_stop() */
-	fs->receiving.spare_until = quick_ns() + SPARE_NS;
+	fs->receiving.spare_from = quick_ticks();
 }
 
 bool receive_spare_needed(struct fs *fs)
@@ -349,7 +349,7 @@ bool receive_spare_needed(struct fs *fs)
 
 	if (fs->stopping || fs->pausing)
 		return false;
-	if (nobody_receives(r) || quick_ns() < r->spare_until)
+	if (nobody_receives(r) || elapsed_ns(r->spare_from, quick_ticks()) < SPARE_NS)
 		return true;
 	atomic_store(&r->spare_on, false);
 	/* A thread that left nobody to receive meanwhile has called the guard, which did nothing because the spare was on. */

@@ -70,6 +70,7 @@ static void take_number(struct fs *fs)
 {
 	number = atomic_fetch_add(&fs->n_numbered, 1);
 	fs->server[number] = pthread_self();
+	latency_set_choose();
 }
 
 /* Wait here, between two requests, while fs->pausing is set. */
@@ -195,7 +196,7 @@ static void refuse_unknown(struct fs *fs, const struct fuse_in_header *in, int e
 }
 
 /* 0: other. */
-static const uint8_t kind_of[64] = {
+static const uint8_t kind_of[UINT8_MAX + 1] = {
 #define KIND(name) LATENCY_request_##name
 	[FUSE_READ] = KIND(read),
 	[FUSE_WRITE] = KIND(write),
@@ -233,25 +234,29 @@ static const uint8_t kind_of[64] = {
 #undef KIND
 };
 
-uint64_t serve_later(void)
+int64_t serve_later(void)
 {
-	request_times.later = true;
-	return request_times.came_ns;
+	int64_t came = request_times.came;
+
+	request_times.came = 0;
+	return came;
 }
 
-void serve_answered(enum latency kind, uint64_t came_ns)
+void serve_answered(enum latency kind, int64_t came)
 {
-	latency_count(kind, elapsed_ns(came_ns, quick_ns()));
+	latency_count(kind, elapsed_ns(came, quick_ticks()));
 }
 
 _Static_assert(LATENCY_request_other == 0, "what the table does not name");
 
-/* The thread has carried out its request, which @opcode names. */
-static void request_ends(uint32_t opcode)
+/* The thread has carried out its request. */
+static void request_ends(const struct fuse_in_header *in)
 {
-	request_times.ended_ns = quick_ns();
-	if (!request_times.later)
-		latency_count(kind_of[opcode % ARRAY_LEN(kind_of)], elapsed_ns(request_times.came_ns, request_times.ended_ns));
+	int64_t came = request_times.came, ended = quick_ticks_after(came);
+
+	request_times.ended = ended;
+	if (came)
+		latency_count(kind_of[(uint8_t)in->opcode], elapsed_ns(came, ended));
 }
 
 void serve_request(struct fs *fs, void *bytes, size_t size)
@@ -278,14 +283,14 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 	fuse_session_process_buf(fs->session, &buf);
 	if (waits)
 		locks_call_ends(fs, &call);
-	request_ends(in->opcode);
+	request_ends(in);
 }
 
 static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
 {
 	ssize_t n = read(fd, buf, size);
 
-	request_came(quick_ns());
+	request_came(quick_ticks());
 	return n;
 }
 

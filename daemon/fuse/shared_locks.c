@@ -53,7 +53,8 @@ struct lock_owner {
 struct lock_wait {
 	fuse_req_t req;
 	struct handle *handle;
-	uint64_t unique, came_ns;
+	uint64_t unique;
+	int64_t came;
 	uid_t uid;
 	struct lock_owner *owner; /* NULL: flock(2) */
 	struct flock record;
@@ -332,7 +333,7 @@ static void run_wait(void *arg)
 	pthread_mutex_unlock(&in->lock);
 	finish(w, err);
 	quota_give(fs->config.quota, QUOTA_lock_waits, w->uid);
-	serve_answered(LATENCY_request_other, w->came_ns);
+	serve_answered(LATENCY_request_other, w->came);
 	busy_end(fs);
 	free(w);
 }
@@ -468,7 +469,7 @@ static int begin_waiting(struct lock_wait *w)
 		free(job);
 		return -ENOTCONN;
 	}
-	job->came_ns = serve_later();
+	job->came = serve_later();
 	lane_submit(fs, LANE_LOCK, job->uid, run_wait, job);
 	return 0;
 }

@@ -4,6 +4,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/uses.h"
 #include "base/util.h"
 
@@ -36,11 +37,11 @@ Test(uses, what_is_moved_counts_for_the_file_and_for_whom_the_thread_works)
 	uses_destroy(&b);
 }
 
-Test(uses, waits_count_while_they_last_and_afterwards)
+static void expect_waits_to_count(void)
 {
 	struct uses a, *one, *two;
 	unsigned now;
-	uint64_t ns, then, began;
+	uint64_t ns, then, began, most;
 
 	uses_init(&a);
 	cr_assert_null(wait_begin(WAIT_room), "nobody waits");
@@ -50,14 +51,16 @@ Test(uses, waits_count_while_they_last_and_afterwards)
 	uses_enter_ahead(&a);
 	cr_assert_null(wait_begin(WAIT_room), "it is not the client that waits");
 	uses_enter(&a);
+	began = now_ns();
 	one = wait_begin(WAIT_room);
 	two = wait_begin(WAIT_room);
-	began = now_ns();
 	while (now_ns() - began < 2000000)
 		;
 	ns = uses_waited_ns(&a, WAIT_room, &now);
 	cr_assert_eq(now, 2);
 	cr_assert_gt(ns, 3000000, "%lu: both wait", (unsigned long)ns);
+	most = 2 * (now_ns() - began);
+	cr_assert_leq(ns, most + most / 1000);
 	cr_assert_eq(uses_waited_ns(&a, WAIT_pages, &now), 0);
 	wait_end(one, WAIT_room);
 	wait_end(two, WAIT_room);
@@ -67,6 +70,13 @@ Test(uses, waits_count_while_they_last_and_afterwards)
 	cr_assert_eq(uses_waited_ns(&a, WAIT_room, &now), then, "it goes on counting");
 	uses_leave((struct working_for){ NULL, NULL });
 	uses_destroy(&a);
+}
+
+Test(uses, waits_count_while_they_last_and_afterwards)
+{
+	expect_waits_to_count();
+	quick_clock_start();
+	expect_waits_to_count();
 }
 
 Test(uses, names_differ)
