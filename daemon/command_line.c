@@ -174,7 +174,7 @@ static enum options_result parse(int argc, char **argv, struct options *out)
 		return OPTIONS_WRONG;
 	if (options_fit_source(out))
 		return OPTIONS_WRONG;
-	out->choose_devices = !out->no_device && !out->n_devices && !out->shared;
+	out->choose_devices = !out->no_device && !out->n_devices;
 	return OPTIONS_RUN;
 }
 

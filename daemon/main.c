@@ -147,7 +147,7 @@ static int take_faults(struct daemon *d)
 static int start_store(struct daemon *d)
 {
 	struct store *faulty;
-	int err = store_dir_create(d->options.direct, &d->store);
+	int err = store_dir_create(d->options.direct, d->options.shared, &d->store);
 
 	if (!err)
 		d->storage_io = store_dir_how(d->store);

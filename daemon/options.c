@@ -379,10 +379,6 @@ int options_fit_source(struct options *o)
 {
 	if (!o->shared && o->names_aged)
 		refuse(o, "--names-age: is for --source shared; without it nobody but the mount changes names");
-	else if (o->shared && o->n_devices > 0)
-		refuse(o, "--source shared: devices are not supported there yet; leave --device out");
-	else if (o->shared && o->n_pins > 0)
-		refuse(o, "--source shared: devices are not supported there yet, so nothing can be pinned; leave --pin out");
 	else if (o->shared && o->cpu_cache == FS_WRITEBACK)
 		refuse(o, "--source shared: with --cpu-cache writeback other machines would not see what is written; use auto or writethrough");
 	else

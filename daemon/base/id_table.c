@@ -104,8 +104,12 @@ void *id_table_next(struct id_table *t, uint32_t *slot)
 {
 	void *object = NULL;
 
-	while (!object && *slot < t->made)
-		object = id_table_slot(t, (*slot)++)->object;
+	while (!object && *slot < t->made) {
+		const struct id_slot *s = id_table_slot(t, (*slot)++);
+
+		bug_on(!s);
+		object = s->object;
+	}
 	return object;
 }
 

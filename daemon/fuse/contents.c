@@ -182,7 +182,7 @@ static int hold_cfile(struct inode *inode)
 	inode->were_cached = true;
 	pthread_mutex_unlock(&fs->lock);
 	err = cfile_get(fs->cache, inode->id,
-			fs->passthrough ? &contents_source_passthrough : &contents_source, inode,
+			fs->passthrough || fs->config.shared ? &contents_source_passthrough : &contents_source, inode,
 			&inode->cfile);
 	if (err)
 		return err;
@@ -198,9 +198,6 @@ int contents_get(struct inode *inode, struct cfile **out)
 {
 	int err = 0;
 
-	/* Others would change them, and home would not know. */
-	if (inode->fs->config.shared)
-		return -EOPNOTSUPP;
 	pthread_mutex_lock(&inode->lock);
 	if (!inode->users)
 		err = hold_cfile(inode);

@@ -58,6 +58,12 @@ struct inode_key {
 	int64_t born; /* ns; 0 if the file system does not know it */
 };
 
+/* What a file was like when it was looked at: another version of it differs. */
+struct look {
+	struct timespec mtime, ctime;
+	off_t size;
+};
+
 /*
  * Lives from inode_enter() on while it is referenced: by the kernel (lookups), a handle,
  * the cfile with its contents, its children (for their names). There is one for each file, however
@@ -116,8 +122,8 @@ struct inode {
 	bool for_devices;    /* a device maps the file, or has mapped it */
 	bool device_noted;   /* that is noted in the source */
 	bool handed_cached;  /* constant: the daemon before this one had it open, and did not pass it through */
-	struct timespec seen_mtime, seen_ctime; /* of a shared source: when others' changes were last looked for */
-	off_t seen_size;
+	struct look seen;    /* of a shared source: when others' changes were last looked for; */
+	struct look taken;   /* and last for devices: what these may have is not older */
 	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
 };
 TAILQ_HEAD(inode_list, inode);
@@ -132,7 +138,8 @@ struct handle {
 	DIR *dir;	     /* of directories */
 	uid_t uid;	     /* the user who opened it; open directories count as this user's */
 	bool passthrough;    /* set before the kernel hears of the handle */
-	int fd;		     /* of files of a shared source, which have no cfile: the file below, as it was opened */
+	int fd;		     /* of files of a shared source, which have no cfile: the file below, as it was opened; */
+	struct cfile *for_devices; /* and since this handle was first used for devices, what these have of it. lock */
 	atomic_bool locks;   /* of these: locks were taken by way of it */
 	atomic_int owed;     /* errno: an error from before that has not been reported to it yet; 0 */
 
@@ -487,6 +494,8 @@ void passthrough_release(fuse_req_t req, struct handle *h);
 void passthrough_mapped(struct inode *inode, bool may_write);
 /* From now on the file, which devices are to have, is cached, if nobody has it open or mapped. The caller holds the contents. */
 void passthrough_end(struct inode *inode);
+/* Of a file of a shared source: whether nobody on this machine can write it, as far as that can be known. inode->lock is held. */
+bool passthrough_nobody_writes(struct inode *inode);
 /* A device is about to acquire some of it. Called by a worker. */
 void passthrough_acquire(struct inode *inode);
 /* CREATE has opened it as @fd below: to be called before passthrough_open(). */
@@ -550,6 +559,12 @@ int shared_store(struct handle *h);
 /* The same of whatever was written on this node, by any handle: to be called before a lock is given up. */
 int shared_store_writers(struct handle *h);
 int shared_truncate(struct inode *inode, const struct handle *h, off_t size);
+/* What devices have of the file; the handle holds it from now on. */
+int shared_contents(struct handle *h, struct cfile **out);
+/* Before an acquire of it: what others have stored is looked for. [F] */
+int shared_acquire(struct handle *h, struct cfile *f);
+/* Before a release: whether others have made it shorter. [F] */
+int shared_release_begins(struct inode *inode, struct cfile *f);
 /* The part of handle_close() that concerns them. */
 void shared_close(struct handle *h);
 

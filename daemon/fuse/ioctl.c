@@ -83,6 +83,7 @@ struct ioctl_job {
 	fuse_req_t req;
 	struct fs *fs;
 	struct handle *handle; /* the kernel's request keeps it until the answer; acquires keep it for longer */
+	struct cfile *f;       /* set by carry_out(): NULL: not of a file */
 	uid_t uid;	       /* the caller's */
 	pid_t tid;
 	unsigned cmd;
@@ -102,7 +103,7 @@ struct ioctl_job {
 static int file_range(struct ioctl_job *job, int access)
 {
 	struct gaia_ioc_file *io = &job->arg.file;
-	struct cfile *f = job->handle->cfile;
+	struct cfile *f = job->f;
 	uint64_t length = io->length;
 
 	if (!f)
@@ -142,7 +143,7 @@ static struct control_caller caller_of(struct ioctl_job *job, int access)
 	struct inode *inode = job->handle->inode;
 	int fd;
 
-	if (access != O_RDONLY || !job->handle->cfile || shares_readonly(job, job->arg.map.device))
+	if (access != O_RDONLY || !job->f || shares_readonly(job, job->arg.map.device))
 		return caller;
 	if (!cred_is_whole(job->req))
 		caller.uid = (uid_t)-1;
@@ -163,7 +164,7 @@ static int map_contents(struct ioctl_job *job, int access)
 		return -EINVAL;
 	if (access != O_RDONLY)
 		contents_written_by(job->handle->inode, job->uid);
-	err = control_map(job->fs->control, job->handle->cfile, access != O_WRONLY,
+	err = control_map(job->fs->control, job->f, access != O_WRONLY,
 			  access != O_RDONLY, caller_of(job, access), io);
 	/*
 	 * A mapping for reading releases nothing that the kernel must drop. It may also be on a read-only
@@ -187,20 +188,29 @@ static void file_changed(struct inode *inode, bool changed)
 		invalidate(inode, -1, 0);
 }
 
+static int release_begins(struct inode *inode, struct cfile *f)
+{
+	return f && inode->fs->config.shared ? shared_release_begins(inode, f) : 0;
+}
+
 static int release(struct inode *inode, struct cfile *f, enum releases may, struct gaia_ioc_range *io)
 {
-	bool changed;
-	int err = control_release(inode->fs->control, f, may, io, &changed);
+	bool changed = false;
+	int err = release_begins(inode, f);
 
+	if (!err)
+		err = control_release(inode->fs->control, f, may, io, &changed);
 	file_changed(inode, changed);
 	return err;
 }
 
 static int release_list(struct inode *inode, struct cfile *f, enum releases may, struct gaia_ioc_list *io)
 {
-	bool changed;
-	int err = control_releasev(inode->fs->control, f, may, io, &changed);
+	bool changed = false;
+	int err = release_begins(inode, f);
 
+	if (!err)
+		err = control_releasev(inode->fs->control, f, may, io, &changed);
 	file_changed(inode, changed);
 	return err;
 }
@@ -260,15 +270,35 @@ static bool is_for_contents(const struct ioctl_job *job)
 	return true;
 }
 
+/* What the request is about: job->f. */
+static int find_contents(struct ioctl_job *job)
+{
+	struct handle *h = job->handle;
+
+	job->f = h->cfile;
+	return job->fs->config.shared && !h->dir && is_for_contents(job) ? shared_contents(h, &job->f) : 0;
+}
+
+/* What CPU programs have changed until now is to be found by the acquire. */
+static int acquire_begins_below(struct ioctl_job *job)
+{
+	if (!job->f)
+		return 0;
+	if (job->fs->config.shared)
+		return shared_acquire(job->handle, job->f);
+	passthrough_acquire(job->handle->inode);
+	return 0;
+}
+
 static int carry_out(struct ioctl_job *job)
 {
 	struct control *ctl = job->fs->control;
-	struct cfile *f = job->handle->cfile;
 	int access = job->handle->flags & O_ACCMODE;
+	int err = find_contents(job);
+	struct cfile *f = job->f;
 
-	/* What devices have of a file does not follow what other machines change yet. */
-	if (job->fs->config.shared && is_for_contents(job))
-		return -EOPNOTSUPP;
+	if (err)
+		return err;
 	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:
 		return control_connect(ctl, job->uid, job->tid, &job->arg.connect);
@@ -279,17 +309,15 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_UNMAP:
 		return control_unmap(ctl, f, &job->arg.range);
 	case GAIA_IOC_ACQUIRE:
-		if (f)
-			passthrough_acquire(job->handle->inode);
-		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range, &job->verdict);
+		err = acquire_begins_below(job);
+		return err ? err : control_acquire(ctl, f, access != O_RDONLY, &job->arg.range, &job->verdict);
 	case GAIA_IOC_RELEASE:
 		return release(job->handle->inode, f, by_ioctl(job->fs), &job->arg.range);
 	case GAIA_IOC_LISTS:
 		return control_lists(ctl, &job->arg.lists);
 	case GAIA_IOC_ACQUIREV:
-		if (f)
-			passthrough_acquire(job->handle->inode);
-		return control_acquirev(ctl, f, access != O_RDONLY, &job->arg.list, &job->verdict);
+		err = acquire_begins_below(job);
+		return err ? err : control_acquirev(ctl, f, access != O_RDONLY, &job->arg.list, &job->verdict);
 	case GAIA_IOC_RELEASEV:
 		return release_list(job->handle->inode, f, by_ioctl(job->fs), &job->arg.list);
 	case GAIA_IOC_SYNC:

@@ -32,6 +32,59 @@ bool passthrough_hides(const char *xattr)
 	return !strcmp(xattr, XATTR_DEVICE);
 }
 
+/* ---- whether the file below is in use ---- */
+
+/*
+ * Whether the cache may have to store something of the file. Then our descriptors stay open: else its owner could take a lease, and the
+ * thread that stores would wait for that (see cfile_will_be_written()).
+ */
+static bool may_have_to_be_stored(struct inode *inode)
+{
+	if (!inode->cfile)
+		return contents_cached(inode);
+	return !cfile_is_passthrough(inode->cfile) || cfile_has_unstored(inode->cfile);
+}
+
+/* Whether a lease of that @kind is granted: see the top of this file. Not while some of the file may have to be stored. */
+static int ask_for_lease(struct inode *inode, int kind)
+{
+	int fd, err;
+
+	if (may_have_to_be_stored(inode))
+		return -EAGAIN;
+	fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* does not wait for other programs' leases */
+	if (fd < 0)
+		return -EAGAIN;
+	backing_close_idle(inode);
+	/* As root: where even root lacks CAP_LEASE (in some containers) this works at least for root's own files. */
+	err = cred_root_begin(inode->fs);
+	if (!err && fcntl(fd, F_SETLEASE, kind))
+		err = -errno;
+	cred_root_end(inode->fs);
+	if (!err)
+		fcntl(fd, F_SETLEASE, F_UNLCK);
+	close(fd);
+	return err;
+}
+
+/*
+ * Of a shared source. Without leases below (NFS) it is known of mappings only that there may be some, since a file can be mapped by who may
+ * open it for that; and nothing of programs that use the file below itself. inode->lock is held.
+ */
+bool passthrough_nobody_writes(struct inode *inode)
+{
+	bool is_open;
+	int err;
+
+	pthread_mutex_lock(&inode->fs->lock);
+	is_open = inode->writers;
+	pthread_mutex_unlock(&inode->fs->lock);
+	if (is_open)
+		return false;
+	err = ask_for_lease(inode, F_RDLCK);
+	return !err || (err != -EAGAIN && !inode->may_change);
+}
+
 #if GAIA_HAVE_PASSTHROUGH
 
 /* Whether the daemon has CAP_SYS_ADMIN in the initial user namespace, which the root of another one has not. */
@@ -70,38 +123,9 @@ const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 	return NULL;
 }
 
-/* ---- whether the file below is in use ---- */
-
-/*
- * Whether the cache may have to store something of the file. Then our descriptors stay open: else its owner could take a lease, and the
- * thread that stores would wait for that (see cfile_will_be_written()).
- */
-static bool may_have_to_be_stored(struct inode *inode)
-{
-	if (!inode->cfile)
-		return contents_cached(inode);
-	return !cfile_is_passthrough(inode->cfile) || cfile_has_unstored(inode->cfile);
-}
-
-/* Whether a lease of that @kind is granted: see the top of this file. Not while some of the file may have to be stored. */
 static bool lease_granted(struct inode *inode, int kind)
 {
-	bool granted;
-	int fd;
-
-	if (may_have_to_be_stored(inode))
-		return false;
-	fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* does not wait for other programs' leases */
-	if (fd < 0)
-		return false;
-	backing_close_idle(inode);
-	/* As root: where even root lacks CAP_LEASE (in some containers) this works at least for root's own files. */
-	granted = !cred_root_begin(inode->fs) && !fcntl(fd, F_SETLEASE, kind);
-	cred_root_end(inode->fs);
-	if (granted)
-		fcntl(fd, F_SETLEASE, F_UNLCK);
-	close(fd);
-	return granted;
+	return ask_for_lease(inode, kind) == 0;
 }
 
 /* inode->lock held, as for all of this section. */
@@ -298,7 +322,7 @@ void passthrough_mapped(struct inode *inode, bool may_write)
 	bool news, note;
 	int fd;
 
-	if (!inode->fs->passthrough)
+	if (!inode->fs->passthrough || inode->fs->config.shared)
 		return;
 	pthread_mutex_lock(&inode->lock);
 	news = !inode->for_devices;
@@ -319,7 +343,7 @@ void passthrough_mapped(struct inode *inode, bool may_write)
 
 void passthrough_end(struct inode *inode)
 {
-	if (!inode->fs->passthrough)
+	if (!inode->fs->passthrough || inode->fs->config.shared)
 		return;
 	pthread_mutex_lock(&inode->lock);
 	(void)to_be_cached(inode);
@@ -337,7 +361,7 @@ void passthrough_acquire(struct inode *inode)
 	struct cfile *f = inode->cfile; /* the caller's handle keeps it */
 	uint64_t news = 0;
 
-	if (!cfile_is_passthrough(f) || !cfile_cpu_may_write(f))
+	if (inode->fs->config.shared || !cfile_is_passthrough(f) || !cfile_cpu_may_write(f))
 		return;
 	pthread_mutex_lock(&inode->lock);
 	if (nobody_writes_it(inode))

@@ -1,8 +1,8 @@
 /*
  * shared.c - files of a source that other machines change as well (--source shared).
  *
- * The file system below carries the bytes from machine to machine. So nothing of a file is kept here: no cfile, no page of home, and
- * none of the kernel's pages of this mount. Each open file has a descriptor below, opened with the same flags, and
+ * The file system below carries the bytes from machine to machine. So nothing of a file is kept here for CPU programs: no page of home,
+ * and none of the kernel's pages of this mount. Each open file has a descriptor below, opened with the same flags, and
  *
  *	passthrough	the kernel reads, writes and maps the file below itself. Where it can: see passthrough.c
  *	direct		each read(2) and write(2) becomes one of the descriptor below. Shared mappings are refused (ENODEV): the kernel would
@@ -13,6 +13,11 @@
  * The promise is that of close-to-open: what was written before a close, an fsync or an unlock is seen by whoever opens the file, or gets a
  * lock on it, after that. For it the file below is asked for its attributes at open and when a lock is granted (shared_revalidate()), and
  * what was written is stored at close and before a lock is given up (shared_store()).
+ *
+ * For devices such a file is, for good, one that CPU programs have open past the cache (pagecache/passthrough.c), wherever they run: an
+ * acquire takes over the bytes below that differ from those that it took last, and a release stores the bytes that a device has changed, and no
+ * others. As long as the file below is the version that was taken, and nobody here can write it, an acquire asks for its
+ * attributes and reads nothing (shared_acquire()).
  */
 #include "base/counters.h"
 #include "fuse/internal.h"
@@ -45,42 +50,142 @@ static bool same_time(struct timespec a, struct timespec b)
 	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-/*
- * Whether the file may have changed since it was last looked at. A change may have come within the same tick of the server's clock; so
- * times that are younger than the coarsest clock show nothing.
- */
-static bool may_have_changed(struct inode *inode, const struct stat *st)
+static struct look look_of(const struct stat *st)
 {
-	const time_t coarse_s = 2;
-	bool changed;
-
-	pthread_mutex_lock(&inode->lock);
-	changed = !same_time(inode->seen_mtime, st->st_mtim) || !same_time(inode->seen_ctime, st->st_ctim) || inode->seen_size != st->st_size ||
-		  time(NULL) - st->st_mtim.tv_sec <= coarse_s;
-	inode->seen_mtime = st->st_mtim;
-	inode->seen_ctime = st->st_ctim;
-	inode->seen_size = st->st_size;
-	pthread_mutex_unlock(&inode->lock);
-	return changed;
+	return (struct look){ .mtime = st->st_mtim, .ctime = st->st_ctim, .size = st->st_size };
 }
 
-int shared_revalidate(struct inode *inode, int fd)
+/*
+ * Whether the file may have changed between two looks at it. A change may have come within the same tick of the server's clock; so
+ * times that are younger than the coarsest clock show nothing.
+ */
+static bool may_have_changed(const struct look *before, const struct look *now)
 {
-	struct fs *fs = inode->fs;
+	const time_t coarse_s = 2, latest = MAX(now->mtime.tv_sec, now->ctime.tv_sec);
+
+	return !same_time(before->mtime, now->mtime) || !same_time(before->ctime, now->ctime) || before->size != now->size ||
+	       time(NULL) - latest <= coarse_s;
+}
+
+static int look(struct inode *inode, int fd, struct look *out)
+{
 	struct stat st;
-	int err = inode_stat(fs, fd, &st);
+	int err = inode_stat(inode->fs, fd, &st);
 
 	count(CTR_shared_revalidations, 1);
 	if (err == -ENOENT || err == -ESTALE) {
 		inode_retire(inode);
 		return -ESTALE;
 	}
+	if (!err)
+		*out = look_of(&st);
+	return err;
+}
+
+/* Not all file systems behind FUSE forget by themselves what may be old. (Pages that are mapped stay.) */
+static void forget_below(struct fs *fs, int fd)
+{
+	if (fs->below_is_fuse)
+		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+}
+
+int shared_revalidate(struct inode *inode, int fd)
+{
+	struct look now;
+	bool changed;
+	int err = look(inode, fd, &now);
+
 	if (err)
 		return err;
-	/* Not all file systems behind FUSE forget by themselves what may be old. (Pages that are mapped stay.) */
-	if (may_have_changed(inode, &st) && fs->below_is_fuse)
-		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	pthread_mutex_lock(&inode->lock);
+	changed = may_have_changed(&inode->seen, &now);
+	inode->seen = now;
+	pthread_mutex_unlock(&inode->lock);
+	if (changed)
+		forget_below(inode->fs, fd);
 	return 0;
+}
+
+/* ---- for devices ---- */
+
+int shared_contents(struct handle *h, struct cfile **out)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&h->lock);
+	if (!h->for_devices)
+		err = contents_get(h->inode, &h->for_devices);
+	*out = h->for_devices;
+	pthread_mutex_unlock(&h->lock);
+	return err;
+}
+
+/* From now on somebody here can write the file, whatever its times say. inode->lock is held. */
+static void is_written_here(struct inode *inode)
+{
+	if (inode->users && !cfile_cpu_may_write(inode->cfile))
+		cfile_cpu_writes(inode->cfile);
+}
+
+/*
+ * The kernel may have old pages of a file behind FUSE, and pages that others are reading just now cannot be dropped by advice. When a file
+ * is opened it waits for those.
+ */
+static void look_as_if_opened(struct fs *fs, int fd)
+{
+	int opened;
+
+	if (!fs->below_is_fuse)
+		return;
+	opened = open(fd_path(fd).text, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (opened >= 0)
+		close(opened);
+	forget_below(fs, fd);
+}
+
+static int look_for_end(struct cfile *f, const struct look *now)
+{
+	return (uint64_t)now->size < cfile_size(f) ? cache_look_for_end(f) : 0;
+}
+
+int shared_acquire(struct handle *h, struct cfile *f)
+{
+	struct inode *inode = h->inode;
+	bool changed, compares;
+	uint64_t news = 0;
+	struct look now;
+	int err = look(inode, h->fd, &now);
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&inode->lock);
+	changed = may_have_changed(&inode->taken, &now);
+	if (changed)
+		is_written_here(inode);
+	compares = cfile_compares(f);
+	/* What is read from now on may be newer than this, and not older. */
+	inode->taken = now;
+	if (!may_have_changed(&now, &now) && passthrough_nobody_writes(inode))
+		news = cfile_cpu_stops(f);
+	pthread_mutex_unlock(&inode->lock);
+	if (compares)
+		look_as_if_opened(inode->fs, h->fd);
+	err = look_for_end(f, &now);
+	if (!err && news)
+		(void)cfile_cpu_stopped(f, news); /* if it fails, acquires go on comparing */
+	return err;
+}
+
+int shared_release_begins(struct inode *inode, struct cfile *f)
+{
+	int fd = inode_fd_get(inode), err;
+	struct look now;
+
+	if (fd < 0)
+		return fd;
+	err = look(inode, fd, &now);
+	inode_fd_put(inode);
+	return err ? err : look_for_end(f, &now);
 }
 
 int shared_store(struct handle *h)
@@ -155,6 +260,8 @@ put_fd:
 
 void shared_close(struct handle *h)
 {
+	if (h->for_devices)
+		contents_put(h->inode);
 	locks_end_of_handle(h); /* if it had no RELEASE */
 	close(h->fd);
 	inode_fd_put(h->inode);
@@ -181,6 +288,7 @@ static bool pass_through(fuse_req_t req, struct handle *h, int *err)
 	}
 	inode->passthrough_opens += !*err;
 	inode->passthrough_writers += !*err && open_to_write(h->flags); /* passthrough_release() counts down */
+	inode->may_change |= !*err && (h->flags & O_ACCMODE) == O_RDWR; /* by mappings, which outlive the handle */
 	return !*err;
 }
 
@@ -190,15 +298,16 @@ static int tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 	struct inode *inode = h->inode;
 	int err = 0;
 
-	if (inode->fs->passthrough) {
-		pthread_mutex_lock(&inode->lock);
+	pthread_mutex_lock(&inode->lock);
+	if (inode->fs->passthrough)
 		h->passthrough = pass_through(req, h, &err);
 #if GAIA_HAVE_PASSTHROUGH
-		if (h->passthrough)
-			fi->backing_id = inode->backing_id;
+	if (h->passthrough)
+		fi->backing_id = inode->backing_id;
 #endif
-		pthread_mutex_unlock(&inode->lock);
-	}
+	if (open_to_write(h->flags))
+		is_written_here(inode);
+	pthread_mutex_unlock(&inode->lock);
 	if (err) {
 		handle_close(h);
 		return err;
@@ -450,7 +559,7 @@ static void shared_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t
 		fuse_reply_write(req, (size_t)n);
 }
 
-int shared_truncate(struct inode *inode, const struct handle *h, off_t size)
+static int truncate_below(struct inode *inode, const struct handle *h, off_t size)
 {
 	int fd, err;
 
@@ -461,6 +570,21 @@ int shared_truncate(struct inode *inode, const struct handle *h, off_t size)
 		return fd;
 	err = truncate(fd_path(fd).text, size) ? -errno : 0;
 	inode_fd_put(inode);
+	return err;
+}
+
+int shared_truncate(struct inode *inode, const struct handle *h, off_t size)
+{
+	int err = truncate_below(inode, h, size);
+	struct cfile *f;
+
+	if (err || !contents_cached(inode) || contents_get(inode, &f))
+		return err;
+	pthread_mutex_lock(&inode->lock);
+	is_written_here(inode);
+	pthread_mutex_unlock(&inode->lock);
+	err = cache_look_for_end(f);
+	contents_put(inode);
 	return err;
 }
 
@@ -477,6 +601,7 @@ static void shared_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off
 	struct handle *h = req_handle(req, fi);
 
 	contents_written_by(h->inode, fuse_req_ctx(req)->uid);
+	/* Devices see it when they acquire it next. */
 	fuse_reply_err(req, -AS_WRITER(req, fallocate(h->fd, mode, off, len)));
 }
 

@@ -254,6 +254,7 @@ void cfile_set_gone(struct cfile *f, bool gone);
  * cfile_cpu_stops(): no CPU program can change it any more; the caller makes sure that none begins meanwhile. If the result is
  * not 0 this is news: then call cfile_cpu_stopped() [F] with it, holding no lock. That takes over what they have changed, and
  * acquires compare nothing until somebody writes again. Its errors are the store's; then acquires go on comparing.
+ * cfile_compares(): whether acquires do.
  */
 bool cfile_is_passthrough(struct cfile *f);
 int cfile_leave_passthrough(struct cfile *f);
@@ -261,6 +262,7 @@ void cfile_cpu_writes(struct cfile *f);
 bool cfile_cpu_may_write(struct cfile *f);
 uint64_t cfile_cpu_stops(struct cfile *f);
 int cfile_cpu_stopped(struct cfile *f, uint64_t stopped);
+bool cfile_compares(struct cfile *f);
 
 /* Size in bytes. Larger than the store's while dirty pages extend the file. */
 uint64_t cfile_size(struct cfile *f);
@@ -307,6 +309,8 @@ enum cache_write_kind {
 int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum cache_write_kind kind);
 /* [F] Set the size, as ftruncate(2). */
 int cache_truncate(struct cfile *f, uint64_t size);
+/* [F] Of a passthrough file: others may have made it shorter below. Then what is cached beyond its end goes, as if it was truncated here. */
+int cache_look_for_end(struct cfile *f);
 /* [F] As fallocate(2). */
 int cache_allocate(struct cfile *f, int mode, off_t off, off_t len);
 /* [F] SEEK_DATA, SEEK_HOLE. */

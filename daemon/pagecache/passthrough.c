@@ -119,6 +119,11 @@ bool passthrough_compares(struct cfile *f)
 	return cfile_is_passthrough(f) && atomic_load(&f->cpu_writes) % CPU_STATES != CPU_IMPORTED;
 }
 
+bool cfile_compares(struct cfile *f)
+{
+	return passthrough_compares(f);
+}
+
 bool passthrough_is_trusted(struct cfile *f)
 {
 	if (passthrough_compares(f))

@@ -169,12 +169,26 @@ static void void_beyond(struct cfile *f, uint64_t size)
 	chunk_put(ch);
 }
 
+/* The file has ended at @size since just now. @cut: of prepare_cut(). The range is locked exclusively. */
+static void cut_all(struct cfile *f, uint64_t size, const struct chunk *cut)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, size / GAIA_CHUNK, UINT64_MAX, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		/* Nothing may be left behind, even without memory: try again. */
+		while (cut_chunk(list[k], size, list[k] == cut) == -ENOMEM)
+			usleep(1000);
+		chunk_put(list[k]);
+	}
+	free(list);
+}
+
 int cache_truncate(struct cfile *f, uint64_t size)
 {
-	struct chunk **list, *cut = NULL;
 	struct store_file *sf;
+	struct chunk *cut = NULL;
 	uint64_t old;
-	unsigned n;
 	int err;
 
 	if (size > INT64_MAX)
@@ -198,19 +212,45 @@ int cache_truncate(struct cfile *f, uint64_t size)
 	f->mtime_set = false; /* the store has just set a newer one */
 	pthread_mutex_unlock(&f->lock);
 	(void)fault_point("truncate.before_cut");
-	if (size < old) {
-		n = chunk_list_get(f, size / GAIA_CHUNK, UINT64_MAX, &list);
-		for (unsigned k = 0; k < n; k++) {
-			/* Nothing may be left behind, even without memory: try again. */
-			while (cut_chunk(list[k], size, list[k] == cut) == -ENOMEM)
-				usleep(1000);
-			chunk_put(list[k]);
-		}
-		free(list);
-	} else {
+	if (size < old)
+		cut_all(f, size, cut);
+	else
 		void_beyond(f, size);
-	}
 unlock:
+	if (cut)
+		unprepare_cut(cut, size);
+	range_unlock_exclusively(f);
+	return err;
+}
+
+static int size_below(struct cfile *f, uint64_t *size)
+{
+	struct store_file *sf;
+	struct stat st;
+	int err = cfile_store(f, false, &sf);
+
+	if (!err)
+		err = sf->ops->stat(sf, &st);
+	if (!err)
+		*size = (uint64_t)st.st_size;
+	return err;
+}
+
+int cache_look_for_end(struct cfile *f)
+{
+	struct chunk *cut = NULL;
+	uint64_t size;
+	int err;
+
+	bug_on(!cfile_is_passthrough(f));
+	range_lock_exclusively(f);
+	err = size_below(f, &size);
+	if (!err && size < cfile_size(f))
+		err = prepare_cut(f, size, &cut);
+	if (!err && size < cfile_size(f)) {
+		atomic_store(&f->size, size);
+		cut_all(f, size, cut);
+	}
 	if (cut)
 		unprepare_cut(cut, size);
 	range_unlock_exclusively(f);

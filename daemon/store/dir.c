@@ -165,7 +165,8 @@ static int dir_patch(struct store_file *file, const void *buf, const void *base,
 {
 	if (!file->writable)
 		return -EBADF;
-	if (!by_runs(buf, base, len, off) && !patch_mapped(fd_of(file), buf, base, len, off))
+	if (!container_of(file, struct dir_file, base)->store->shared && !by_runs(buf, base, len, off) &&
+	    !patch_mapped(fd_of(file), buf, base, len, off))
 		return 0;
 	/* If the file cannot be mapped because of an error, this meets the error, too. */
 	return store_patch_by_write(file, buf, base, len, off);
@@ -345,7 +346,7 @@ const char *store_dir_how(struct store *store)
 	return ring ? "buffered, io_uring" : "buffered, threads";
 }
 
-int store_dir_create(bool direct, struct store **out)
+int store_dir_create(bool direct, bool shared, struct store **out)
 {
 	struct sigaction sa = { .sa_handler = on_sigbus, .sa_flags = SA_NODEFER };
 	struct dir_store *s;
@@ -362,6 +363,7 @@ int store_dir_create(bool direct, struct store **out)
 		return -ENOMEM;
 	s->base.ops = &dir_ops;
 	s->direct = direct;
+	s->shared = shared;
 	async_init(&s->async);
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGBUS, &sa, NULL);

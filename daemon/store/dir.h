@@ -12,6 +12,7 @@
 struct dir_store {
 	struct store base;
 	bool direct; /* constant */
+	bool shared; /* other machines change the files, too */
 	struct async async;
 };
 

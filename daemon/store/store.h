@@ -161,9 +161,10 @@ static inline ssize_t store_read_end(struct store_file *file, struct store_read 
  * The implementations. On success *@out, to be ended by ops->destroy().
  *
  * dir: with @direct, bytes that the caller keeps and the kernel does not have in memory are read past its page cache
- * (O_DIRECT), so that they are not in memory twice. Only where file system and kernel can do that.
+ * (O_DIRECT), so that they are not in memory twice. Only where file system and kernel can do that. With @shared other machines change the files,
+ * too: then patch() writes each run of bytes by itself, however many they are, since a mapping would write whole pages.
  */
-int store_dir_create(bool direct, struct store **out);
+int store_dir_create(bool direct, bool shared, struct store **out);
 /* How a store made by store_dir_create() reads: "direct" or "buffered", and then ", io_uring" or ", threads". */
 const char *store_dir_how(struct store *store);
 int store_mem_create(struct store **out);

@@ -66,7 +66,7 @@ static void make_files(void)
 static void setup_dir(void)
 {
 	make_files();
-	cr_assert_eq(store_dir_create(true, &store), 0);
+	cr_assert_eq(store_dir_create(true, false, &store), 0);
 }
 
 static void setup_mem(void)
@@ -1217,7 +1217,7 @@ Test(dir, a_missing_proc_is_found_at_once)
 
 	if (!own_mounts(NULL) || mount("none", "/proc", "tmpfs", 0, NULL))
 		cr_skip_test("hiding /proc needs root");
-	err = store_dir_create(true, &s);
+	err = store_dir_create(true, false, &s);
 	umount2("/proc", MNT_DETACH);
 	cr_assert_eq(err, -ENOENT);
 	cr_assert_eq(s, NULL);

@@ -55,7 +55,7 @@ static void setup(void)
 	page = mmap(NULL, 2 * GAIA_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 	cr_assert_neq(page, MAP_FAILED);
 	word = page + GAIA_PAGE + 8;
-	cr_assert_eq(store_dir_create(true, &store), 0);
+	cr_assert_eq(store_dir_create(true, false, &store), 0);
 	one_processor();
 }
 

@@ -62,7 +62,7 @@ static void setup_dir(bool direct)
 
 	make_room();
 	ref = temp_file(tmp ? tmp : "/tmp");
-	cr_assert_eq(store_dir_create(direct, &store), 0);
+	cr_assert_eq(store_dir_create(direct, false, &store), 0);
 }
 
 static void setup_direct(void)

@@ -46,6 +46,8 @@ bool nodes_start(bool engine, bool passthrough, const char *names_age, const cha
 	args[n++] = "shared";
 	args[n++] = "--cpu-cache";
 	args[n++] = passthrough ? "auto" : "writethrough";
+	args[n++] = "--device";
+	args[n++] = "sim:16M";
 	args[n++] = "--names-age";
 	args[n++] = names_age;
 	args[n] = NULL;
