@@ -18,6 +18,14 @@ failed() {
 	cat "$dir/log" >&2
 	die "$@"
 }
+until_true() { # SECONDS COMMAND...: or not
+	local end=$((SECONDS + $1))
+	shift
+	until "$@"; do
+		[ $SECONDS -lt $end ] || return 1
+		sleep 0.1
+	done
+}
 if [ -z "${2:-}" ]; then
 	[ "$(id -u)" -eq 0 ] || skip "needs root, to install packages in a root of its own"
 	for tool in dpkg-buildpackage dh lintian; do

@@ -39,7 +39,8 @@ class Unit:
         Unit.all.append(self)
 
     def setting(self, name):
-        return re.search(rf"^{name}=(.*)$", self.lines, re.M).group(1)
+        """Without the "-" that has systemd go on as if the command had succeeded."""
+        return re.search(rf"^{name}=-?(.*)$", self.lines, re.M).group(1)
 
     def configure(self):
         """Its configuration file, which may be missing."""
