@@ -158,10 +158,6 @@ static int add_device(struct live *l, const char *text, struct added *a, struct 
 	unsigned first;
 	int err;
 
-	if (l->options->shared) {
-		say(said, "device=%s: devices are not supported with --source shared yet\n", text);
-		return -EOPNOTSUPP;
-	}
 	if (!a->options.device)
 		added_begin(l, a);
 	first = a->options.n_devices;

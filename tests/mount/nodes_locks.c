@@ -506,13 +506,9 @@ static void refused(const char *options, const char *says)
 
 static void what_is_not_there_yet_is_refused_by_a_sentence(void)
 {
-	static const char *const commands[] = { "warm --device 0", "pin --device 0", "warm", "evict", "flush", "residency" };
 	char said[512];
-	int fd;
 
 	refused("--source shared --cpu-cache writeback", "--cpu-cache writeback");
-	refused("--source shared --device sim:8M", "leave --device out");
-	refused("--source shared --pin 0:f", "leave --pin out");
 	refused("--names-age 2", "--names-age: is for --source shared");
 	refused("--source shared --names-age -1", "not a number of seconds");
 	refused("", "already mounted by gaiafs");
@@ -520,18 +516,6 @@ static void what_is_not_there_yet_is_refused_by_a_sentence(void)
 	cr_assert_neq(mnt_upgrade(&node[0], NULL, said), 0);
 	cr_assert_not_null(strstr(said, "cannot be handed over"), "%s", said);
 	cr_assert_eq(mnt_log_lines(&node[0], "locks in a shared source cannot be handed over"), 1);
-	put(0, "f", "text");
-	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++) {
-		char command[PATH_MAX + 32];
-
-		snprintf(command, sizeof(command), "%s '%s'", commands[i], mnt_file(&node[0], "f"));
-		shell_gaia_fails(NULL, 1, command, i < 2 ? "the mount has 0" : "--source shared");
-	}
-	fd = open_at(0, "f", O_RDWR);
-	cr_assert_eq(gaia_mmap(4096, PROT_READ, fd, 0, GAIA_DEVICE_HOST), MAP_FAILED);
-	cr_assert_eq(errno, EOPNOTSUPP, "%s", strerror(errno));
-	close(fd);
-	has(1, "f", "text");
 }
 ON(nodes_locks, what_is_not_there_yet_is_refused_by_a_sentence, passed, false, true, "1", "")
 
