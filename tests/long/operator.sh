@@ -61,6 +61,7 @@ cat > "$root/etc/gaiafs/mnt.conf" << 'END'
 SOURCE=/srv/below
 home=64M
 device=sim:32M
+cpu-cache=writeback
 writeback-age=1
 metrics=unix:/run/gaiafs-metrics
 END
