@@ -581,10 +581,12 @@ int gaia_wait(int fd)
 /* Make room, and have the chunks mapped, since neither may be done while the stream waits. */
 static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 {
-	int err;
-
 	/* Another daemon than that of gaia_mmap() has none for this connection yet, and the turns thread does not wait for it. */
-	if (m->detect && lists_prepare(m))
+	int err = m->detect ? lists_prepare(m) : 0;
+
+	if (err == -ENOTCONN)
+		return err;
+	if (err)
 		detect_lost(m);
 	range_aim(m, io);
 	io->prot = prot | GAIA_PROT_PIN;

@@ -262,7 +262,7 @@ static int new_conn(dev_t dev, struct conn **out)
 
 static int connect_conn(struct conn *c, int fd)
 {
-	uint64_t seq, features = GAIA_FEATURES;
+	uint64_t seq, features = GAIA_FEATURES & ~GAIA_FEATURES_OF_TOOLS;
 	int err = wire_handshake(c->sock, fd, &c->key, &seq, &features);
 
 	if (err == -ESTALE) {

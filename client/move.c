@@ -181,7 +181,7 @@ static void give_up_memory(struct mapping *m)
 /* A new socket, and what is said there. */
 static int connect_again(struct conn *c, int fd)
 {
-	uint64_t features = GAIA_FEATURES, seq;
+	uint64_t features = GAIA_FEATURES & ~GAIA_FEATURES_OF_TOOLS, seq;
 	struct gaia_client_key key;
 	int err = -ESTALE;
 

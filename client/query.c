@@ -24,13 +24,12 @@ const char *gaia_last_error_text(void)
 /* The mapping of an address, with a reference. */
 static int find(const void *ptr, struct mapping **out)
 {
-	struct mapping *m = mapping_find(ptr, 1);
+	struct mapping *m = *out = mapping_find(ptr, 1);
 
 	error_about_address(ptr, 1);
 	if (!m)
 		return error_because(-EINVAL, "it is not an address of gaia_mmap()'s");
 	error_about_mapping(m, m->offset + (uint64_t)((const char *)ptr - m->addr), 1);
-	*out = m;
 	return 0;
 }
 

@@ -65,6 +65,7 @@ struct daemon {
 	uv_loop_t loop;
 	uv_async_t news; /* wakes the loop: ready or ended has been set */
 	uv_signal_t signal[3];
+	uv_timer_t alone; /* of one that was left, and not adopted yet (options.left) */
 	unsigned n_signals;
 	uv_work_t ending_work, reload_work, upgrade_work;
 	struct upgrade upgrade;
@@ -94,11 +95,15 @@ static void be_heir(const struct daemon *d)
 	}
 }
 
+static void on_alone(uv_timer_t *timer);
+
 static void tell_ready(struct daemon *d)
 {
 	d->told = true;
 	background_tell(&d->parent);
 	notify_manager("READY=1\nSTATUS=mounted");
+	if (d->options.left)
+		uv_timer_start(&d->alone, on_alone, UPGRADE_ADOPT_MS, 0);
 	fs_pin(d->fs, d->options.pins, d->options.n_pins);
 }
 
@@ -222,6 +227,15 @@ static int on_set(void *arg, const char *words, size_t length, char *said, size_
 	return length > 0 ? live_set(&d->live, words, length, said, size) : live_reload(&d->live, said, size);
 }
 
+static bool is_source(const char *wanted, const char *path)
+{
+	char *real = realpath(wanted, NULL);
+	bool is = real && !strcmp(real, path);
+
+	free(real);
+	return is;
+}
+
 static int start_fs(struct daemon *d)
 {
 	const struct fs_config config = {
@@ -247,6 +261,10 @@ static int start_fs(struct daemon *d)
 	err = fs_create(&config, &d->fs); /* logs */
 	if (err)
 		return err;
+	if (d->options.left && !is_source(d->options.source, fs_source(d->fs))) {
+		log_error("%s: the source is %s now, and not %s: that takes another mount", fs_mountpoint(d->fs), d->options.source, fs_source(d->fs));
+		return -EINVAL;
+	}
 	/* Those that fs_create() derives from the number of descriptors may be lower than what is asked for. */
 	for (unsigned i = 0; i < QUOTA_COUNT; i++)
 		d->live.usual_each[i] = quota_use(d->quota, i).each;
@@ -454,7 +472,7 @@ static void handed_over(struct daemon *d)
 	snprintf(state, sizeof(state), "MAINPID=%d", (int)d->upgrade.heir);
 	if (!d->upgrade.leave)
 		notify_manager(state);
-	if (d->signalled && d->upgrade.heir)
+	if (d->signalled && d->upgrade.heir && !d->upgrade.leave)
 		kill(d->upgrade.heir, SIGTERM);
 	d->handed = true;
 	uv_stop(&d->loop);
@@ -472,11 +490,35 @@ static void upgrade_done(uv_work_t *work, int status)
 	upgrade_answer(&d->upgrade, d->upgrade_error);
 }
 
+/* No unit's stop would end it. */
+static void on_alone(uv_timer_t *timer)
+{
+	struct daemon *d = container_of(timer, struct daemon, alone);
+
+	log_error("%s: it was restarted, and no unit has started again: ending", fs_mountpoint(d->fs));
+	begin_end(d);
+}
+
+static void adopted(struct daemon *d, int answer)
+{
+	bool left = d->options.left && d->ready && !d->ending && !d->upgrading;
+
+	if (left) {
+		uv_timer_stop(&d->alone);
+		d->options.left = false;
+	}
+	control_answer_upgrade(answer, left ? 0 : -EBUSY, left ? "" : "it was not left");
+}
+
 static void on_upgrade(void *arg, pid_t pid, unsigned how, uint64_t wait_ms, int answer)
 {
 	struct daemon *d = arg;
 	int err;
 
+	if (how & GAIA_UPGRADE_ADOPT) {
+		adopted(d, answer);
+		return;
+	}
 	if (!d->ready || d->ending || d->upgrading) {
 		control_answer_upgrade(answer, -EBUSY, d->upgrading ? "it is being upgraded" : "it is starting, or ending");
 		return;
@@ -526,7 +568,8 @@ static void on_signal(uv_signal_t *handle, int number)
 	if (d->signalled)
 		ending_give_up(&d->end);
 	d->signalled = true;
-	if (d->handed && d->upgrade.heir)
+	/* A manager that was not told of the heir means this process. */
+	if (d->handed && d->upgrade.heir && !d->upgrade.leave)
 		kill(d->upgrade.heir, SIGTERM);
 	begin_end(d);
 }
@@ -565,7 +608,7 @@ static void on_reload(uv_signal_t *handle, int number)
 
 static void start_loop(struct daemon *d)
 {
-	if (uv_loop_init(&d->loop) || uv_async_init(&d->loop, &d->news, on_news))
+	if (uv_loop_init(&d->loop) || uv_async_init(&d->loop, &d->news, on_news) || uv_timer_init(&d->loop, &d->alone))
 		bug("libuv does not start");
 	for (size_t i = 0; i < ARRAY_LEN(end_signals); i++) {
 		uv_signal_t *handle = &d->signal[d->n_signals];
@@ -587,6 +630,7 @@ static void stop_loop(struct daemon *d)
 	for (unsigned i = 0; i < d->n_signals; i++)
 		uv_close((uv_handle_t *)&d->signal[i], NULL);
 	uv_close((uv_handle_t *)&d->news, NULL);
+	uv_close((uv_handle_t *)&d->alone, NULL);
 	uv_run(&d->loop, UV_RUN_DEFAULT);
 	if (uv_loop_close(&d->loop))
 		bug("libuv's loop has handles left");
@@ -672,7 +716,7 @@ int main(int argc, char **argv)
 	if (parsed == OPTIONS_RUN && d.options.upgrade) {
 		err = upgrade_ask(d.options.mountpoint, (d.options.force ? GAIA_UPGRADE_FORCE : 0) | (d.options.leave ? GAIA_UPGRADE_LEAVE : 0),
 				  d.options.wait_ms); /* logs */
-	} else if (parsed == OPTIONS_RUN && d.options.adopt && !d.options.take_over && upgrade_adopt(d.options.mountpoint)) {
+	} else if (parsed == OPTIONS_RUN && d.options.adopt && !d.options.take_over && upgrade_adopt(d.options.mountpoint, argv)) {
 		/* Done. */
 	} else if (parsed == OPTIONS_RUN) {
 		quick_clock_start();

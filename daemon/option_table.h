@@ -147,6 +147,7 @@
 	X("take-over", 0, NULL, "", take_over, "")                                                                      \
 	X("take-over-set", 0, "", "", take_setting, "")                                                                 \
 	X("take-over-devices", 0, "", "", take_devices, "")                                                                \
+	X("take-over-left", 0, NULL, "", take_left, "")                                                                 \
 	X("take-over-gpus", 0, "", "", take_gpus, "")                                                                      \
 	X("help", 'h', NULL, "print the options", NULL, "")                                                                        \
 	X("version", 'V', NULL, "print the version", NULL, "")

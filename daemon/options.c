@@ -509,6 +509,13 @@ static int take_setting(struct options *o, const char *text)
 	return 0;
 }
 
+static int take_left(struct options *o, const char *text)
+{
+	(void)text;
+	o->left = true;
+	return 0;
+}
+
 static int take_gpus(struct options *o, const char *text)
 {
 	o->gpus_before = (unsigned)strtoul(text, NULL, 10);
@@ -597,7 +604,7 @@ int options_take(struct options *o, const char *name, const char *value)
 	if (!kind)
 		refuse(o, "%s: no such option", name);
 	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == leave || kind->parse == adopt ||
-		 kind->parse == wait_for_programs || kind->parse == take_over || kind->parse == take_setting || kind->parse == take_gpus)
+		 kind->parse == wait_for_programs || kind->parse == take_over || kind->parse == take_setting || kind->parse == take_gpus || kind->parse == take_left)
 		refuse(o, "%s: only for the command line", name);
 	else if (kind->value && !value)
 		refuse(o, "%s: a value is missing", name);

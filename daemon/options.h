@@ -59,6 +59,7 @@ struct options {
 	bool upgrade; /* @mountpoint's daemon is to hand it over to this program */
 	bool force;   /* even if programs lose something by that */
 	bool leave;   /* the service manager does not hear of that */
+	bool left;    /* this daemon was left so: it ends, unless somebody adopts it in time */
 	bool adopt;   /* if a process of this unit serves @mountpoint already, tell the service manager, and end */
 	uint64_t wait_ms; /* so long programs are waited for by that; @waits: as was said */
 	bool waits;

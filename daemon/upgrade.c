@@ -133,6 +133,7 @@ static void limit_waiting(int sock, int seconds)
 #define SET TAKE_OVER "-set="
 #define GPUS TAKE_OVER "-gpus="
 #define DEVICES TAKE_OVER "-devices="
+#define LEFT TAKE_OVER "-left"
 #define NUMBER 12 /* characters, with the NUL */
 
 static unsigned count_gpus(const struct upgrade *u)
@@ -150,15 +151,15 @@ static unsigned count_gpus(const struct upgrade *u)
 /* This daemon's arguments, behind what makes another one take the mount over, and what was changed since. To be freed, and @words. */
 static char **heirs_arguments(const struct upgrade *u, char *program, char **words)
 {
-	static char take_over[] = TAKE_OVER;
-	size_t length, n = 2, n_own = 0, n_words = 0, size;
+	static char take_over[] = TAKE_OVER, left[] = LEFT;
+	size_t length, n = 2, n_before, n_own = 0, n_words = 0, size;
 	char **argv, *set = live_words(u->live, &length);
 
 	while (u->argv[n_own])
 		n_own++;
 	for (size_t at = 0; at < length; at += strlen(set + at) + 1)
 		n_words++;
-	argv = xcalloc(n_own + n_words + 5, sizeof(*argv));
+	argv = xcalloc(n_own + n_words + 6, sizeof(*argv));
 	*words = xmalloc(length + n_words * sizeof(SET) + sizeof(GPUS) + NUMBER + sizeof(DEVICES) + NUMBER);
 	argv[0] = program;
 	argv[1] = take_over;
@@ -170,9 +171,12 @@ static char **heirs_arguments(const struct upgrade *u, char *program, char **wor
 		argv[n++] = *words + size;
 		size += (size_t)sprintf(*words + size, SET "%s", set + at) + 1;
 	}
+	if (u->leave)
+		argv[n++] = left;
+	n_before = n;
 	for (size_t i = 1; i < n_own; i++) {
 		/* Of the upgrade before: they come first. */
-		if (n == n_words + 4 && !strncmp(u->argv[i], TAKE_OVER, strlen(TAKE_OVER)))
+		if (n == n_before && !strncmp(u->argv[i], TAKE_OVER, strlen(TAKE_OVER)))
 			continue;
 		argv[n++] = u->argv[i];
 	}
@@ -579,7 +583,7 @@ int upgrade_ask(const char *mountpoint, unsigned how, uint64_t wait_ms)
 	} else if (err) {
 		log_error("%s: its daemon cannot be reached: %s", mountpoint, strerror(-err));
 	} else if (msg.error) {
-		log_error("%s: is not upgraded, and goes on as before: %s", mountpoint, reason(&msg));
+		log_error("%s: is not %s: %s", mountpoint, how & GAIA_UPGRADE_LEAVE ? "handed over" : "upgraded, and goes on as before", reason(&msg));
 		err = -EBUSY;
 	}
 	return err;
@@ -603,31 +607,66 @@ static size_t groups_of(pid_t pid, char *text, size_t size)
 	return n;
 }
 
-/* That of the mount; 0: it has none that can be asked. */
-static pid_t daemon_of(const char *mountpoint)
+static bool is_of_our_groups(pid_t pid)
+{
+	char own[8192], its[8192];
+	size_t n = groups_of(getpid(), own, sizeof(own));
+
+	return n > 0 && n < sizeof(own) && groups_of(pid, its, sizeof(its)) == n && !memcmp(own, its, n);
+}
+
+/* Whether the daemon was started as this program is now, but for what has to do with taking over. */
+static bool has_our_arguments(pid_t pid, char **argv)
+{
+	char path[64], *line = NULL;
+	size_t room = 0;
+	bool same = true;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
+	file = fopen(path, "re");
+	/* The program's own name may be another. */
+	if (!file || getdelim(&line, &room, '\0', file) <= 0)
+		same = false;
+	argv++;
+	while (same && getdelim(&line, &room, '\0', file) > 0)
+		if (strncmp(line, TAKE_OVER, strlen(TAKE_OVER)) != 0)
+			same = *argv && !strcmp(line, *argv++);
+	free(line);
+	if (file)
+		fclose(file);
+	return same && !*argv;
+}
+
+/* The daemon at the other end: 0, or -EBUSY: it was not left. */
+static int adopt(int fd, const struct gaia_ioc_connect *io)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = GAIA_UPGRADE_ADOPT };
+	int err;
+
+	memcpy(msg.ticket, io->ticket, sizeof(msg.ticket));
+	err = exchange(fd, &msg);
+	return err ? err : msg.error ? -EBUSY : 0;
+}
+
+bool upgrade_adopt(const char *mountpoint, char **argv)
 {
 	struct gaia_ioc_connect io;
 	struct ucred who = { .pid = 0 };
 	socklen_t size = sizeof(who);
 	int fd = get_ticket(mountpoint, &io) ? -1 : connect_to(&io);
+	bool adopted = fd >= 0 && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) && who.pid > 0 && is_of_our_groups(who.pid) &&
+		       !adopt(fd, &io);
+	char state[64];
 
-	if (fd >= 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size))
-		who.pid = 0;
 	if (fd >= 0)
 		close(fd);
-	return who.pid;
-}
-
-bool upgrade_adopt(const char *mountpoint)
-{
-	pid_t pid = daemon_of(mountpoint);
-	char own[8192], its[8192], state[64];
-	size_t n = groups_of(getpid(), own, sizeof(own));
-
-	if (pid <= 0 || !n || n == sizeof(own) || groups_of(pid, its, sizeof(its)) != n || memcmp(own, its, n) != 0)
+	if (!adopted)
 		return false;
-	log_info("%s: process %d of this unit serves it, and goes on", mountpoint, (int)pid);
-	snprintf(state, sizeof(state), "MAINPID=%d\nREADY=1\nSTATUS=mounted", (int)pid);
+	log_info("%s: process %d of this unit serves it, and goes on", mountpoint, (int)who.pid);
+	if (!has_our_arguments(who.pid, argv))
+		log_warn("%s: the unit's command is another now than when it was mounted, which a restart does not change: stop it, and start it", mountpoint);
+	snprintf(state, sizeof(state), "MAINPID=%d\nREADY=1\nSTATUS=mounted", (int)who.pid);
 	notify_manager_last(state);
 	return true;
 }

@@ -57,10 +57,13 @@ void upgrade_answer(struct upgrade *u, int err);
 /* Ask for it, and wait; @how: GAIA_UPGRADE_*. 0, or a negative errno after a line in the log. */
 int upgrade_ask(const char *mountpoint, unsigned how, uint64_t wait_ms);
 
+/* So long a daemon that was left waits to be adopted, in milliseconds; as the unit's start may take (TimeoutStartSec=). */
+#define UPGRADE_ADOPT_MS 180000u
+
 /*
- * The other half of GAIA_UPGRADE_LEAVE: if the mount's daemon is one of our unit's processes (of our control group), tell the service manager that
- * it is the main one now. False: it is not, or nothing of gaiafs is mounted there.
+ * The other half of GAIA_UPGRADE_LEAVE: if the mount's daemon was left, and is one of our unit's processes (of our control group), tell the service
+ * manager that it is the main one now. @argv: of this process. False: it is not, or nothing of gaiafs is mounted there.
  */
-bool upgrade_adopt(const char *mountpoint);
+bool upgrade_adopt(const char *mountpoint, char **argv);
 
 #endif

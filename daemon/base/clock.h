@@ -51,4 +51,12 @@ static inline double elapsed_ns(int64_t from, int64_t to)
 	return (double)(to - from) * quick_clock.tick_ns;
 }
 
+/* Whether less than @ns have passed since then. After a suspend the counter may have begun anew: then it is long ago. */
+static inline bool is_within_ns(int64_t from, int64_t to, double ns)
+{
+	double elapsed = elapsed_ns(from, to);
+
+	return elapsed < ns && elapsed > -1e6;
+}
+
 #endif

@@ -287,7 +287,7 @@ void control_moved(struct control *ctl)
 
 bool upgrade_asked(struct client *c, const struct gaia_msg *msg)
 {
-	struct gaia_msg want = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = msg->count & (GAIA_UPGRADE_FORCE | GAIA_UPGRADE_LEAVE), .map = MIN(msg->map, LONGEST_WAIT) };
+	struct gaia_msg want = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = msg->count & (GAIA_UPGRADE_FORCE | GAIA_UPGRADE_LEAVE | GAIA_UPGRADE_ADOPT), .map = MIN(msg->map, LONGEST_WAIT) };
 	struct control *ctl = c->ctl;
 	int answer;
 

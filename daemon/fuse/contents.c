@@ -160,6 +160,14 @@ static const struct cfile_source contents_source = {
 	.release = contents_released,
 	.name = contents_name,
 };
+static const struct cfile_source contents_source_shared = {
+	.open = contents_open,
+	.size = contents_size,
+	.release = contents_released,
+	.name = contents_name,
+	.passthrough = true,
+	.shared = true,
+};
 static const struct cfile_source contents_source_passthrough = {
 	.open = contents_open,
 	.size = contents_size,
@@ -167,6 +175,13 @@ static const struct cfile_source contents_source_passthrough = {
 	.name = contents_name,
 	.passthrough = true,
 };
+
+static const struct cfile_source *source_of(const struct fs *fs)
+{
+	if (fs->config.shared)
+		return &contents_source_shared;
+	return fs->passthrough ? &contents_source_passthrough : &contents_source;
+}
 
 /* Get the cfile, for the first user of the contents. inode->lock is held. */
 static int hold_cfile(struct inode *inode)
@@ -181,9 +196,7 @@ static int hold_cfile(struct inode *inode)
 	inode->cfiles++;
 	inode->were_cached = true;
 	pthread_mutex_unlock(&fs->lock);
-	err = cfile_get(fs->cache, inode->id,
-			fs->passthrough || fs->config.shared ? &contents_source_passthrough : &contents_source, inode,
-			&inode->cfile);
+	err = cfile_get(fs->cache, inode->id, source_of(fs), inode, &inode->cfile);
 	if (err)
 		return err;
 	err = stat_below(inode, &st);

@@ -246,11 +246,11 @@ static void share_fds(struct fs *fs)
 		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
 		quota_cap(fs->config.quota, QUOTA_lists, (unsigned)MIN(UINT_MAX, third / 8));
 		quota_cap(fs->config.quota, QUOTA_reports, (unsigned)MIN(UINT_MAX, third / 16));
-		/* Of a shared source no store files are open. */
-		quota_cap(fs->config.quota, QUOTA_shared_files, (unsigned)MIN(UINT_MAX, third - third / 4));
+		/* Of a shared source some of these are store files, for devices. */
+		quota_cap(fs->config.quota, QUOTA_shared_files, (unsigned)MIN(UINT_MAX, third / 2));
 		quota_cap(fs->config.quota, QUOTA_lock_owners, (unsigned)MIN(UINT_MAX, third / 4));
 	}
-	fs->max_backings = fs->max_fds / 2;
+	fs->max_backings = fs->config.shared ? fs->max_fds / 8 : fs->max_fds / 2;
 }
 
 int inode_table_init(struct fs *fs)

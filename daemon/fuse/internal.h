@@ -123,7 +123,8 @@ struct inode {
 	bool device_noted;   /* that is noted in the source */
 	bool handed_cached;  /* constant: the daemon before this one had it open, and did not pass it through */
 	struct look seen;    /* of a shared source: when others' changes were last looked for; */
-	struct look taken;   /* and last for devices: what these may have is not older */
+	struct look taken;   /* and last for devices: what these may have is not older; */
+	bool written_here;   /* but may be of a file that somebody on this machine can have written since */
 	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
 };
 TAILQ_HEAD(inode_list, inode);
@@ -563,8 +564,6 @@ int shared_truncate(struct inode *inode, const struct handle *h, off_t size);
 int shared_contents(struct handle *h, struct cfile **out);
 /* Before an acquire of it: what others have stored is looked for. [F] */
 int shared_acquire(struct handle *h, struct cfile *f);
-/* Before a release: whether others have made it shorter. [F] */
-int shared_release_begins(struct inode *inode, struct cfile *f);
 /* The part of handle_close() that concerns them. */
 void shared_close(struct handle *h);
 

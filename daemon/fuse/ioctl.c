@@ -188,29 +188,20 @@ static void file_changed(struct inode *inode, bool changed)
 		invalidate(inode, -1, 0);
 }
 
-static int release_begins(struct inode *inode, struct cfile *f)
-{
-	return f && inode->fs->config.shared ? shared_release_begins(inode, f) : 0;
-}
-
 static int release(struct inode *inode, struct cfile *f, enum releases may, struct gaia_ioc_range *io)
 {
-	bool changed = false;
-	int err = release_begins(inode, f);
+	bool changed;
+	int err = control_release(inode->fs->control, f, may, io, &changed);
 
-	if (!err)
-		err = control_release(inode->fs->control, f, may, io, &changed);
 	file_changed(inode, changed);
 	return err;
 }
 
 static int release_list(struct inode *inode, struct cfile *f, enum releases may, struct gaia_ioc_list *io)
 {
-	bool changed = false;
-	int err = release_begins(inode, f);
+	bool changed;
+	int err = control_releasev(inode->fs->control, f, may, io, &changed);
 
-	if (!err)
-		err = control_releasev(inode->fs->control, f, may, io, &changed);
 	file_changed(inode, changed);
 	return err;
 }

@@ -68,21 +68,22 @@ static int ask_for_lease(struct inode *inode, int kind)
 }
 
 /*
- * Of a shared source. Without leases below (NFS) it is known of mappings only that there may be some, since a file can be mapped by who may
- * open it for that; and nothing of programs that use the file below itself. inode->lock is held.
+ * Of a shared source. Without leases below (NFS) mappings of files that are passed through cannot be seen, so there may be some. Else there are
+ * none, but for programs that use the file below itself. inode->lock is held.
  */
 bool passthrough_nobody_writes(struct inode *inode)
 {
+	struct fs *fs = inode->fs;
 	bool is_open;
 	int err;
 
-	pthread_mutex_lock(&inode->fs->lock);
+	pthread_mutex_lock(&fs->lock);
 	is_open = inode->writers;
-	pthread_mutex_unlock(&inode->fs->lock);
+	pthread_mutex_unlock(&fs->lock);
 	if (is_open)
 		return false;
 	err = ask_for_lease(inode, F_RDLCK);
-	return !err || (err != -EAGAIN && !inode->may_change);
+	return !err || ((err == -EINVAL || err == -EOPNOTSUPP) && !fs->passthrough);
 }
 
 #if GAIA_HAVE_PASSTHROUGH

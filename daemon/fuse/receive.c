@@ -137,7 +137,7 @@ static bool get_in_front(struct receiving *r)
 	unsigned nobody = 0, ticket;
 
 	if (atomic_load_explicit(&r->n_close, memory_order_relaxed) < ENOUGH || !r->may_poll ||
-	    elapsed_ns(atomic_load_explicit(&r->rests_from, memory_order_relaxed), quick_ticks()) < REST_NS)
+	    is_within_ns(atomic_load_explicit(&r->rests_from, memory_order_relaxed), quick_ticks(), REST_NS))
 		return false;
 	ticket = atomic_fetch_add(&r->tickets, 1) | 1u << 31;
 	if (!atomic_compare_exchange_strong(&r->front, &nobody, ticket))
@@ -159,7 +159,7 @@ static void poll_in_front(struct fs *fs, int fd)
 	while (!poll(&pfd, 1, 0)) {
 		n_at_once = 0;
 		now = quick_ticks();
-		if (elapsed_ns(start, now) > POLL_NS || fs->stopping || fs->pausing) {
+		if (!is_within_ns(start, now, POLL_NS) || fs->stopping || fs->pausing) {
 			give_up(r);
 			return;
 		}
@@ -349,7 +349,7 @@ bool receive_spare_needed(struct fs *fs)
 
 	if (fs->stopping || fs->pausing)
 		return false;
-	if (nobody_receives(r) || elapsed_ns(r->spare_from, quick_ticks()) < SPARE_NS)
+	if (nobody_receives(r) || is_within_ns(r->spare_from, quick_ticks(), SPARE_NS))
 		return true;
 	atomic_store(&r->spare_on, false);
 	/* A thread that left nobody to receive meanwhile has called the guard, which did nothing because the spare was on. */

@@ -267,6 +267,7 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 	struct lock_call call;
 	bool waits;
 
+	request_times.ended = request_times.came; /* for those that are not counted */
 	if (err) {
 		refuse_unknown(fs, in, err);
 		return;

@@ -79,7 +79,8 @@ static int look(struct inode *inode, int fd, struct look *out)
 	}
 	if (!err)
 		*out = look_of(&st);
-	return err;
+	/* To programs these would be of our own mount. */
+	return err == -ENOTCONN || err == -ESHUTDOWN ? -EIO : err;
 }
 
 /* Not all file systems behind FUSE forget by themselves what may be old. (Pages that are mapped stay.) */
@@ -108,23 +109,39 @@ int shared_revalidate(struct inode *inode, int fd)
 
 /* ---- for devices ---- */
 
+/* An unprivileged daemon might not be allowed to open the file again. (With O_APPEND offsets would be ignored.) */
+static void give_access(const struct handle *h)
+{
+	int access = h->flags & O_ACCMODE, fd;
+
+	if (h->inode->fs->privileged || access == O_WRONLY || h->flags & O_APPEND)
+		return;
+	fd = fcntl(h->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd >= 0)
+		access_give(h->inode, fd, access == O_RDWR);
+}
+
 int shared_contents(struct handle *h, struct cfile **out)
 {
 	int err = 0;
 
 	pthread_mutex_lock(&h->lock);
-	if (!h->for_devices)
+	if (!h->for_devices) {
 		err = contents_get(h->inode, &h->for_devices);
+		if (!err)
+			give_access(h);
+	}
 	*out = h->for_devices;
 	pthread_mutex_unlock(&h->lock);
 	return err;
 }
 
-/* From now on somebody here can write the file, whatever its times say. inode->lock is held. */
+/* Whoever opens the file, or makes it shorter, comes here before it is answered: the next acquire compares, whatever times say. */
 static void is_written_here(struct inode *inode)
 {
-	if (inode->users && !cfile_cpu_may_write(inode->cfile))
-		cfile_cpu_writes(inode->cfile);
+	pthread_mutex_lock(&inode->lock);
+	inode->written_here = true;
+	pthread_mutex_unlock(&inode->lock);
 }
 
 /*
@@ -151,22 +168,23 @@ static int look_for_end(struct cfile *f, const struct look *now)
 int shared_acquire(struct handle *h, struct cfile *f)
 {
 	struct inode *inode = h->inode;
-	bool changed, compares;
 	uint64_t news = 0;
 	struct look now;
+	bool compares;
 	int err = look(inode, h->fd, &now);
 
 	if (err)
 		return err;
 	pthread_mutex_lock(&inode->lock);
-	changed = may_have_changed(&inode->taken, &now);
-	if (changed)
-		is_written_here(inode);
+	if ((inode->written_here || may_have_changed(&inode->taken, &now)) && !cfile_cpu_may_write(f))
+		cfile_cpu_writes(f);
 	compares = cfile_compares(f);
 	/* What is read from now on may be newer than this, and not older. */
 	inode->taken = now;
-	if (!may_have_changed(&now, &now) && passthrough_nobody_writes(inode))
+	if (cfile_cpu_may_write(f) && !may_have_changed(&now, &now) && passthrough_nobody_writes(inode)) {
+		inode->written_here = false;
 		news = cfile_cpu_stops(f);
+	}
 	pthread_mutex_unlock(&inode->lock);
 	if (compares)
 		look_as_if_opened(inode->fs, h->fd);
@@ -176,17 +194,6 @@ int shared_acquire(struct handle *h, struct cfile *f)
 	return err;
 }
 
-int shared_release_begins(struct inode *inode, struct cfile *f)
-{
-	int fd = inode_fd_get(inode), err;
-	struct look now;
-
-	if (fd < 0)
-		return fd;
-	err = look(inode, fd, &now);
-	inode_fd_put(inode);
-	return err ? err : look_for_end(f, &now);
-}
 
 int shared_store(struct handle *h)
 {
@@ -288,7 +295,6 @@ static bool pass_through(fuse_req_t req, struct handle *h, int *err)
 	}
 	inode->passthrough_opens += !*err;
 	inode->passthrough_writers += !*err && open_to_write(h->flags); /* passthrough_release() counts down */
-	inode->may_change |= !*err && (h->flags & O_ACCMODE) == O_RDWR; /* by mappings, which outlive the handle */
 	return !*err;
 }
 
@@ -305,8 +311,7 @@ static int tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 	if (h->passthrough)
 		fi->backing_id = inode->backing_id;
 #endif
-	if (open_to_write(h->flags))
-		is_written_here(inode);
+	inode->written_here |= open_to_write(h->flags);
 	pthread_mutex_unlock(&inode->lock);
 	if (err) {
 		handle_close(h);
@@ -578,14 +583,15 @@ int shared_truncate(struct inode *inode, const struct handle *h, off_t size)
 	int err = truncate_below(inode, h, size);
 	struct cfile *f;
 
-	if (err || !contents_cached(inode) || contents_get(inode, &f))
+	if (err)
 		return err;
-	pthread_mutex_lock(&inode->lock);
 	is_written_here(inode);
-	pthread_mutex_unlock(&inode->lock);
-	err = cache_look_for_end(f);
+	if (!contents_cached(inode) || contents_get(inode, &f))
+		return 0;
+	/* If it fails devices have what was cut until they acquire it. */
+	(void)cache_look_for_end(f);
 	contents_put(inode);
-	return err;
+	return 0;
 }
 
 static void shared_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)

@@ -214,6 +214,7 @@ struct cfile_source {
 	/* Optional. The file's path, for messages, NUL-terminated: false if it has none. Any thread, without locks. */
 	bool (*name)(void *cookie, char *buf, size_t size);
 	bool passthrough; /* a new cfile is a passthrough file */
+	bool shared;	  /* and others may change it at any time: cfile_cpu_writes() may come after they have */
 };
 int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, void *cookie,
 	      struct cfile **out);

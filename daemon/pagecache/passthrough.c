@@ -126,7 +126,7 @@ bool cfile_compares(struct cfile *f)
 
 bool passthrough_is_trusted(struct cfile *f)
 {
-	if (passthrough_compares(f))
+	if (f->source.shared || passthrough_compares(f))
 		return false;
 	atomic_store(&f->lacks_bases, true);
 	/* Either we see that somebody may write, or who may sees this, and waits for the chunk's lock. */
@@ -312,6 +312,20 @@ bool passthrough_has_caught_up(struct chunk *ch)
 
 /* ---- put ---- */
 
+/* Others may have made the file shorter without our knowledge. What is beyond its end is not stored: a mapping never makes it longer. */
+static int limit_below(struct chunk *ch, unsigned i, struct store_file *sf, unsigned *limit)
+{
+	struct stat st;
+	int err;
+
+	if (!ch->file->source.shared)
+		return 0;
+	err = sf->ops->stat(sf, &st);
+	if (!err)
+		*limit = (unsigned)MIN((off_t)*limit, MAX(st.st_size - page_offset(ch, i), 0));
+	return err;
+}
+
 static int put_page(struct chunk *ch, unsigned i, const char *base)
 {
 	unsigned limit = page_limit(ch, i);
@@ -322,7 +336,9 @@ static int put_page(struct chunk *ch, unsigned i, const char *base)
 	if (err || limit == 0)
 		return err;
 	waits = wait_begin(WAIT_storage);
-	err = sf->ops->patch(sf, page_ptr(ch, i), base, limit, page_offset(ch, i));
+	err = limit_below(ch, i, sf, &limit);
+	if (!err && limit > 0)
+		err = sf->ops->patch(sf, page_ptr(ch, i), base, limit, page_offset(ch, i));
 	wait_end(waits, WAIT_storage);
 	return err;
 }

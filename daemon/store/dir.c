@@ -210,9 +210,19 @@ static off_t dir_seek(struct store_file *file, off_t off, int whence)
 	return found < 0 ? -errno : found;
 }
 
+/* What others have changed is to be seen at once. */
+static int look_at_server(int fd)
+{
+	struct statx ignored;
+
+	return statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_MTIME, &ignored) < 0 ? -errno : 0;
+}
+
 static int dir_stat(struct store_file *file, struct stat *out)
 {
-	return fstat(fd_of(file), out) < 0 ? -errno : 0;
+	int fd = fd_of(file), err = container_of(file, struct dir_file, base)->store->shared ? look_at_server(fd) : 0;
+
+	return err ? err : fstat(fd, out) < 0 ? -errno : 0;
 }
 
 static int dir_utimens(struct store_file *file, const struct timespec ts[2])

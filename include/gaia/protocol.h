@@ -108,6 +108,8 @@ extern "C" {
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
 	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS | GAIA_FEATURE_HOST | \
 	 GAIA_FEATURE_SETTINGS | GAIA_FEATURE_MOVES | GAIA_FEATURE_LEAVES)
+/* Of these, what only tools ask for, not what a client's connection uses. */
+#define GAIA_FEATURES_OF_TOOLS (GAIA_FEATURE_SETTINGS | GAIA_FEATURE_LEAVES)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -451,6 +453,7 @@ enum gaia_msg_kind {
  */
 #define GAIA_UPGRADE_FORCE 1u /* also if mappings of devices end by it */
 #define GAIA_UPGRADE_LEAVE 2u /* the service manager is not told that the new daemon is the unit's main process now */
+#define GAIA_UPGRADE_ADOPT 4u /* nothing is upgraded: the service manager is going to be told of a daemon that was left so. EBUSY: it was not */
 /*
  * MOVE tells a client that maps something that the mount may go to another daemon (UPGRADE). The client answers at once. READY without an
  * error: until it hears more it asks for no MAP, and for acquires only as far as it must to come to its releases. READY with an error: it
