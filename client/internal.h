@@ -33,7 +33,8 @@
  *     may drop the last reference to a connection.
  *  9. What uses a connection's key or socket, or a mapping's number, is inside its gate (conn_enter()). Who is inside waits for nobody who may be
  *     outside: not for threads of starts.c. It may wait for streams, and so for turns, only while it holds something, or has announced it: then the
- *     gate lets turns in, and does not close.
+ *     gate lets turns in, and does not close. The connection's thread, when it gives the old daemon's memory up, may be in a driver that waits for
+ *     streams; gaiaclient(3) says what these must not wait for.
  * 10. The program's threads come in through the API's files, which keep them from being cancelled in here (call.h).
  */
 #ifndef GAIA_CLIENT_INTERNAL_H

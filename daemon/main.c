@@ -103,7 +103,7 @@ static void tell_ready(struct daemon *d)
 	background_tell(&d->parent);
 	notify_manager("READY=1\nSTATUS=mounted");
 	if (d->options.left)
-		uv_timer_start(&d->alone, on_alone, UPGRADE_ADOPT_MS, 0);
+		uv_timer_start(&d->alone, on_alone, fault_point("upgrade.alone") ? 3000 : UPGRADE_ADOPT_MS, 0);
 	fs_pin(d->fs, d->options.pins, d->options.n_pins);
 }
 

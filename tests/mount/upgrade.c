@@ -774,6 +774,27 @@ EACH_WAY_BARE(upgrade, the_service_manager_hears_of_it_when_it_should)
 	close(manager);
 }
 
+/* The unit has not started again. */
+EACH_WAY_BARE(upgrade, one_that_was_left_and_that_nobody_adopts_ends)
+{
+	int manager = be_manager();
+
+	setenv("GAIAFS_FAULTS", "upgrade.alone=errno:EIO", 1);
+	way_start(NULL);
+	unsetenv("GAIAFS_FAULTS");
+	/* One that was not left goes on, and nobody else may have it. */
+	hears(manager, "READY=1");
+	cr_assert_eq(adopt(NULL), 1);
+	cr_assert_eq(mnt_log_lines(&mnt, "no unit has started again"), 0);
+	both_close();
+	cr_assert_eq(upgrade("--leave"), 0);
+	cr_assert_eq(mnt_wait(&mnt), 0);
+	cr_assert_eq(mnt_log_lines(&mnt, "no unit has started again"), 1);
+	unsetenv("NOTIFY_SOCKET");
+	close(manager);
+	way_remount();
+}
+
 EACH_WAY(upgrade, what_is_no_mount_of_gaiafs_is_said_so)
 {
 	struct shell_result r = shell_run("/", 60, "\"$GAIAFS\" --upgrade '%s'", mnt.dir);
