@@ -24,7 +24,12 @@ void latency_read(enum latency l, struct latency_values *out)
 {
 	*out = (struct latency_values){ .sum_ns = 0 };
 	for (unsigned i = 0; i < LATENCY_SETS; i++) {
-		out->sum_ns += atomic_load_explicit(&latency_sets[i][l].sum_ns, memory_order_relaxed);
+		uint64_t sum_ns = atomic_load_explicit(&latency_sets[i][l].sum_ns, memory_order_relaxed);
+
+		/* Most sets have nothing of most kinds. (Each value adds to the sum.) */
+		if (!sum_ns)
+			continue;
+		out->sum_ns += sum_ns;
 		for (unsigned k = 0; k < LATENCY_BUCKETS; k++)
 			out->bucket[k] += atomic_load_explicit(&latency_sets[i][l].bucket[k], memory_order_relaxed);
 	}
