@@ -188,7 +188,7 @@ static const char *advice(int err)
 	case ECANCELED:
 		return "the mapping has been unmapped";
 	case ESTALE:
-		return "another daemon has taken the mount over (gaiafs --upgrade), and did not map this: unmap it, and map the file again";
+		return "the file is gone: another machine has removed it, or put another in its place (gaiafs --source shared); unmap it, and map what is there now";
 	case ENODEV:
 		return maps ? "only regular files can be mapped, on a device that this process can use (driver, CUDA_VISIBLE_DEVICES; not one that was taken away by gaia set)" :
 			      "the device is gone, or was taken away (gaia set): `gaia status` shows which there are";

@@ -722,8 +722,10 @@ static void hears(int manager, const char *what)
 static int adopt(void *arg)
 {
 	struct shell_result r = shell_run("/", HANG_SECONDS, "\"$GAIAFS\" --foreground --adopt '%s'", mnt.path);
+	int status = r.status;
 
-	return r.status;
+	shell_free(&r);
+	return status;
 }
 
 /* A manager that is an abstract socket of ours. */
