@@ -389,8 +389,8 @@ static void do_copy(unsigned slot)
 		return;
 	pick_run(&to, &n, MOST_CELLS);
 	pick_run(&from, &m, MOST_CELLS);
-	/* Whole pages, of few others: with these they are equal then. */
-	if (HAS(&world->config, F_EQUAL) && chance(70)) {
+	/* Whole pages, of few others: with these they are equal then. (Of bytes few: what each of 4,096 may have read takes long to find out.) */
+	if (HAS(&world->config, F_EQUAL) && chance(page_cells() > 1024 ? 3 : 70)) {
 		to -= to % page_cells();
 		from = below(world->config.hot < 3 ? world->config.hot : 3) * page_cells();
 		n = page_cells();
