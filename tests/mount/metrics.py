@@ -74,6 +74,26 @@ def parse(text):
     return values
 
 
+def check_conventions(text):
+    """By promtool, if it is there. It knows the older text format only: that has no units, and puts a suffix of samples into the family's name."""
+    promtool = shutil.which("promtool")
+    if not promtool:
+        print("promtool is not installed (Debian: prometheus): names are not checked by it")
+        return
+    plain, types = [], {}
+    for line in text.splitlines():
+        meta = re.fullmatch(r"# (TYPE|UNIT|HELP) (\S+) (.+)", line)
+        if line == "# EOF" or (meta and meta[1] == "UNIT"):
+            continue
+        if meta:
+            kind = types.setdefault(meta[2], meta[3])  # TYPE comes first
+            name = meta[2] + {"counter": "_total", "info": "_info"}.get(kind, "")
+            line = f"# {meta[1]} {name} {'gauge' if meta[1] == 'TYPE' and kind == 'info' else meta[3]}"
+        plain.append(line + "\n")
+    done = subprocess.run([promtool, "check", "metrics"], input="".join(plain), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    check(done.returncode == 0 and not done.stdout, f"promtool: {done.stdout}")
+
+
 def check_histograms(values):
     """Buckets are cumulative and in order; the last is that of all, and the sum fits what is counted."""
     found = {}
@@ -126,6 +146,7 @@ def served_text(build, dashboard):
     code, text, kind = ask(connection)
     check(code == 200 and kind.startswith("application/openmetrics-text; version=1.0.0"), f"{code}, {kind}")
     before = parse(text)
+    check_conventions(text)
     check(before.get("gaiafs_clients") == 0, "clients")
     check(before.get('gaiafs_device_capacity_bytes{device="sim0",kind="sim"}') == 16 << 20, "the device is not there")
     check(before.get('gaiafs_device_pin_share_bytes{device="sim0",kind="sim"}') == 8 << 20, "what pinned files may have is not there")
