@@ -229,6 +229,22 @@ def restarted(directory, build):
     expect(unit.control("restart") == 0 and unit.shows("ActiveState") == "active", f"systemctl restart fails: {text_of(unit.log)}")
     expect("1 file is pinned to a device" in text_of(unit.log), "it is handed over, and loses its pins")
     expect(text_of(f"{unit.point}/file") == "012", "something is lost")
+    # What another mount takes is one. Another command is for the next start.
+    os.mkdir(f"{directory}/elsewhere")
+    write(f"{directory}/elsewhere/other", "other")
+    write(unit.conf, f"SOURCE={directory}/elsewhere\n")
+    expect(unit.control("reset-failed") == 0 and unit.control("restart") == 0, f"systemctl restart fails: {text_of(unit.log)}")
+    expect(text_of(f"{unit.point}/other") == "other" and "that takes another mount" in text_of(unit.log), "after a restart it has the source of before")
+    drop_in = f"{directory}/units/gaiafs@.service.d/command.conf"
+    write(drop_in, "[Service]\nExecStart=\n" + re.search("^ExecStart=.*", text_of(f"{directory}/units/gaiafs@.service"), re.M)[0]
+          .replace("--foreground", "--foreground --home 32M") + "\n")
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+    expect(unit.control("restart") == 0 and "the unit's command is another now" in text_of(unit.log), "that a restart keeps the old command is not said")
+    expect(text_of(f"{unit.point}/other") == "other", "after a restart with another command it does not serve")
+    os.unlink(drop_in)
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+    write(unit.conf, f"SOURCE={source}\n")
+    expect(unit.control("stop") == 0 and unit.control("start") == 0, "it cannot be stopped and started")
     # A process of another unit is not this one's. It ends with it.
     other = Unit(directory, "other", SOURCE=source)
     os.rmdir(other.point)
