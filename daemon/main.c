@@ -488,6 +488,7 @@ static void upgrade_done(uv_work_t *work, int status)
 	else if (d->end_wanted)
 		begin_end(d);
 	upgrade_answer(&d->upgrade, d->upgrade_error);
+	(void)fault_point("upgrade.answered");
 }
 
 /* No unit's stop would end it. */

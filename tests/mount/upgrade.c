@@ -776,6 +776,28 @@ EACH_WAY_BARE(upgrade, the_service_manager_hears_of_it_when_it_should)
 	close(manager);
 }
 
+/* A service manager that waits for the old daemon's end sends it a signal, if it is still there. */
+EACH_WAY_BARE(upgrade, a_signal_to_the_old_daemon_is_not_for_one_that_was_left)
+{
+	pid_t old;
+
+	setenv("GAIAFS_FAULTS", "upgrade.answered=delay:500000us", 1);
+	way_start(NULL);
+	unsetenv("GAIAFS_FAULTS");
+	old = mnt.daemon;
+	mnt_may_adopt();
+	shell_ok("/", "\"$GAIAFS\" --upgrade --leave '%s' && kill -TERM %d", mnt.path, (int)old);
+	cr_assert_eq(mnt_adopt(&mnt), 0);
+	cr_assert_eq(mnt_log_lines(&mnt, "Terminated: ending"), 1);
+	close(open_file("f", O_CREAT | O_RDWR));
+	/* Of which the new one has not heard until now. */
+	both_close();
+	cr_assert_eq(kill(mnt.daemon, SIGTERM), 0);
+	cr_assert_eq(mnt_wait(&mnt), 0);
+	cr_assert_eq(mnt_log_lines(&mnt, "Terminated: ending"), 2);
+	way_remount();
+}
+
 /* The unit has not started again. */
 EACH_WAY_BARE(upgrade, one_that_was_left_and_that_nobody_adopts_ends)
 {

@@ -124,6 +124,9 @@ static void expect_monotonic_time(void)
 		cr_assert_leq(elapsed_ns(quick, quick_then), (double)(then - before) * 1.001);
 		cr_assert_lt(elapsed_ns(quick_then, quick), 0);
 		cr_assert_eq(elapsed_ns(quick, quick), 0);
+		cr_assert(is_within_ns(quick, quick_then, 1e18) && !is_within_ns(quick, quick_then, 0));
+		/* The counter has begun anew: a second less. */
+		cr_assert_not(is_within_ns(quick, quick - (int64_t)(1e9 / quick_clock.tick_ns), 1e18));
 	}
 }
 
