@@ -70,8 +70,8 @@ static inline pid_t hostile_attack(int (*fn)(void *))
                                                                                                     \
 		while (!(condition)) {                                                              \
 			if (time(NULL) >= end_) {                                                   \
-				threads_show(mnt.daemon, "daemon");                                 \
 				threads_show((attacker), "attacker");                               \
+				threads_show(mnt.daemon, "daemon");                                 \
 				cr_assert_fail("not in %d s: %s (count %d, more %d)",               \
 					       HOSTILE_SECONDS, #condition,                         \
 					       shared ? shared->count : 0, shared ? shared->more : 0); \

@@ -80,20 +80,30 @@ static bool waits_uninterrupted(int task)
 }
 
 /*
- * A thread that serves waits for what is below, to open or to read it; or a worker does, where the spare came so early that
- * it took some of the requests from the others.
+ * A thread that serves waits for what is below, to open it (for which it is asked what it is, unless the kernel knows that) or to
+ * read it; or a worker does, where the spare came so early that it took some of the requests from the others.
  */
 static bool waits_for_storage(int task)
 {
 	char name[64], number[64];
-	int call;
 
 	read_word(task, "comm", "%15s", name);
 	read_word(task, "syscall", "%15s", number);
-	call = atoi(number);
-	return (!strcmp(name, "gaia-fuse") || !strcmp(name, "gaia-read")) &&
-	       (call == SYS_openat || call == SYS_preadv || call == SYS_preadv2 || call == SYS_pread64 ||
-		call == SYS_io_uring_enter);
+	if (strcmp(name, "gaia-fuse") && strcmp(name, "gaia-read"))
+		return false;
+	switch (atoi(number)) {
+	case SYS_fstat:
+	case SYS_newfstatat:
+	case SYS_statx:
+	case SYS_openat:
+	case SYS_pread64:
+	case SYS_preadv:
+	case SYS_preadv2:
+	case SYS_io_uring_enter:
+		return true;
+	default:
+		return false;
+	}
 }
 
 static pthread_t start(void *(*fn)(void *arg), long i)
