@@ -7,6 +7,7 @@
  * right then: only the mount changes the tree, and code that changes a name holds the descriptor
  * meanwhile. A file for which no name is known keeps its descriptor.
  */
+#include "base/fault.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
@@ -41,9 +42,10 @@ struct fd_path fd_path(int fd)
 /* Attributes and identity of @name below @fd; of @fd itself if @name is "". */
 static int identify(const struct fs *fs, int fd, const char *name, struct stat *st, struct inode_key *key)
 {
+	const int flags = fault_point("break.plain_stat") ? 0 : fs_statx_flags(fs);
 	struct statx x;
 
-	if (statx(fd, name, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | fs_statx_flags(fs),
+	if (statx(fd, name, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | flags,
 		  STATX_BASIC_STATS | STATX_BTIME, &x))
 		return -errno;
 	*st = (struct stat){
