@@ -62,6 +62,7 @@ struct inode_key {
 struct look {
 	struct timespec mtime, ctime;
 	off_t size;
+	bool young; /* it may change again, and these stay the same */
 };
 
 /*
@@ -122,7 +123,7 @@ struct inode {
 	bool for_devices;    /* a device maps the file, or has mapped it */
 	bool device_noted;   /* that is noted in the source */
 	bool handed_cached;  /* constant: the daemon before this one had it open, and did not pass it through */
-	struct look seen;    /* of a shared source: when others' changes were last looked for; */
+	struct look seen;    /* of a shared source: the kernel's pages below are not older. Never young; */
 	struct look taken;   /* and last for devices: what these may have is not older; */
 	bool written_here;   /* but may be of a file that somebody on this machine can have written since */
 	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
@@ -552,9 +553,9 @@ void shared_ops(struct fuse_lowlevel_ops *ops);
 void shared_init(struct fs *fs);
 /*
  * Ask the file system below whether others have changed the file, by @fd, which is open there: what is read from now on is what they had
- * stored before. -ESTALE: the file is gone; looking its name up finds what has it now.
+ * stored before. @opened: it has just been opened. -ESTALE: the file is gone; looking its name up finds what has it now.
  */
-int shared_revalidate(struct inode *inode, int fd);
+int shared_revalidate(struct inode *inode, int fd, bool opened);
 /* Have what was written through the handle stored where others see it. */
 int shared_store(struct handle *h);
 /* The same of whatever was written on this node, by any handle: to be called before a lock is given up. */

@@ -51,25 +51,26 @@ static bool same_time(struct timespec a, struct timespec b)
 	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-static struct look look_of(const struct stat *st)
+/*
+ * Two changes may come within the same tick of the server's clock; so times that are younger than the coarsest clock show nothing. @asked:
+ * from before the attributes were: the answer may have taken long.
+ */
+static struct look look_of(const struct stat *st, time_t asked)
 {
-	return (struct look){ .mtime = st->st_mtim, .ctime = st->st_ctim, .size = st->st_size };
+	const time_t coarse_s = 2, latest = MAX(st->st_mtim.tv_sec, st->st_ctim.tv_sec);
+
+	return (struct look){ .mtime = st->st_mtim, .ctime = st->st_ctim, .size = st->st_size, .young = asked - latest <= coarse_s };
 }
 
-/*
- * Whether the file may have changed between two looks at it. A change may have come within the same tick of the server's clock; so
- * times that are younger than the coarsest clock show nothing.
- */
+/* Whether the file may have changed between two looks at it. */
 static bool may_have_changed(const struct look *before, const struct look *now)
 {
-	const time_t coarse_s = 2, latest = MAX(now->mtime.tv_sec, now->ctime.tv_sec);
-
-	return !same_time(before->mtime, now->mtime) || !same_time(before->ctime, now->ctime) || before->size != now->size ||
-	       time(NULL) - latest <= coarse_s;
+	return !same_time(before->mtime, now->mtime) || !same_time(before->ctime, now->ctime) || before->size != now->size || now->young;
 }
 
 static int look(struct inode *inode, int fd, struct look *out)
 {
+	time_t asked = time(NULL);
 	struct stat st;
 	int err = inode_stat(inode->fs, fd, &st);
 
@@ -79,19 +80,33 @@ static int look(struct inode *inode, int fd, struct look *out)
 		return -ESTALE;
 	}
 	if (!err)
-		*out = look_of(&st);
+		*out = look_of(&st, asked);
 	/* To programs these would be of our own mount. */
 	return err == -ENOTCONN || err == -ESHUTDOWN ? -EIO : err;
 }
 
-/* Not all file systems behind FUSE forget by themselves what may be old. (Pages that are mapped stay.) */
-static void forget_below(struct fs *fs, int fd)
+/*
+ * Not all file systems behind FUSE forget by themselves what may be old. Advice does not drop pages that somebody is just reading; when
+ * a file is opened the kernel waits for those. (Pages that are mapped stay.) @opened: it has just been. False: old pages may be left.
+ */
+static bool forget_below(struct fs *fs, int fd, bool opened)
 {
-	if (fs->below_is_fuse)
-		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	int again;
+
+	if (!fs->below_is_fuse)
+		return true;
+	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	if (opened || !store_dir_has_pages(fd))
+		return true;
+	again = open(fd_path(fd).text, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (again < 0)
+		return false;
+	close(again);
+	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	return true;
 }
 
-int shared_revalidate(struct inode *inode, int fd)
+int shared_revalidate(struct inode *inode, int fd, bool opened)
 {
 	struct look now;
 	bool changed;
@@ -101,10 +116,15 @@ int shared_revalidate(struct inode *inode, int fd)
 		return err;
 	pthread_mutex_lock(&inode->lock);
 	changed = may_have_changed(&inode->seen, &now);
+	pthread_mutex_unlock(&inode->lock);
+	if (!changed)
+		return 0;
+	/* Noted afterwards, since whoever finds that nothing has changed reads what the kernel has. */
+	if (!forget_below(inode->fs, fd, opened) || now.young)
+		return 0;
+	pthread_mutex_lock(&inode->lock);
 	inode->seen = now;
 	pthread_mutex_unlock(&inode->lock);
-	if (changed)
-		forget_below(inode->fs, fd);
 	return 0;
 }
 
@@ -145,22 +165,6 @@ static void is_written_here(struct inode *inode)
 	pthread_mutex_unlock(&inode->lock);
 }
 
-/*
- * The kernel may have old pages of a file behind FUSE, and pages that others are reading just now cannot be dropped by advice. When a file
- * is opened it waits for those.
- */
-static void look_as_if_opened(struct fs *fs, int fd)
-{
-	int opened;
-
-	if (!fs->below_is_fuse)
-		return;
-	opened = open(fd_path(fd).text, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	if (opened >= 0)
-		close(opened);
-	forget_below(fs, fd);
-}
-
 static int look_for_end(struct cfile *f, const struct look *now)
 {
 	return (uint64_t)now->size < cfile_size(f) ? cache_look_for_end(f) : 0;
@@ -188,13 +192,12 @@ int shared_acquire(struct handle *h, struct cfile *f)
 	}
 	pthread_mutex_unlock(&inode->lock);
 	if (compares)
-		look_as_if_opened(inode->fs, h->fd);
+		(void)forget_below(inode->fs, h->fd, false);
 	err = look_for_end(f, &now);
 	if (!err && news)
 		(void)cfile_cpu_stopped(f, news); /* if it fails, acquires go on comparing */
 	return err;
 }
-
 
 int shared_store(struct handle *h)
 {
@@ -339,7 +342,7 @@ static void shared_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *f
 	}
 	fd = inode_fd_get(inode);
 	below = fd < 0 ? fd : open(fd_path(fd).text, (fi->flags & FLAGS_BELOW) | O_CLOEXEC);
-	err = fd < 0 ? fd : below < 0 ? -errno : shared_revalidate(inode, below);
+	err = fd < 0 ? fd : below < 0 ? -errno : shared_revalidate(inode, below, true);
 	if (fd >= 0)
 		inode_fd_put(inode);
 	if (err && below >= 0)

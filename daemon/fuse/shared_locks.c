@@ -289,7 +289,7 @@ static void finish(struct lock_wait *w, int err)
 
 	/* If the file is gone meanwhile, its lock is one all the same. */
 	if (!err && !gives_up(w) && !fault_point("break.trust_at_grant"))
-		(void)shared_revalidate(inode, h->fd);
+		(void)shared_revalidate(inode, h->fd, false);
 	if (!w->owner && !err)
 		atomic_store(&h->locks, true);
 	if (w->owner) {

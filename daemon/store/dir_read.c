@@ -126,6 +126,11 @@ static enum presence presence(int fd, off_t off, size_t len)
 	return pages.cached < (len + GAIA_PAGE - 1) / GAIA_PAGE ? IN_PART : PRESENT;
 }
 
+bool store_dir_has_pages(int fd)
+{
+	return presence(fd, 0, 0) != ABSENT;
+}
+
 /* ---- O_DIRECT ---- */
 
 /* Open @fd's file again, with O_DIRECT: a descriptor; DIRECT_NONE: never possible; DIRECT_UNTRIED: not possible now. */

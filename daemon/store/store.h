@@ -165,6 +165,8 @@ static inline ssize_t store_read_end(struct store_file *file, struct store_read 
  * too: then patch() writes each run of bytes by itself, however many they are, since a mapping would write whole pages.
  */
 int store_dir_create(bool direct, bool shared, struct store **out);
+/* Whether the kernel has pages of the file in memory, or may have: it cannot tell before Linux 6.5. */
+bool store_dir_has_pages(int fd);
 /* How a store made by store_dir_create() reads: "direct" or "buffered", and then ", io_uring" or ", threads". */
 const char *store_dir_how(struct store *store);
 int store_mem_create(struct store **out);

@@ -208,6 +208,29 @@ static void tell(unsigned file, unsigned number, const struct event *r, const ui
 
 /* ---- the lock ---- */
 
+/* What was read and written as the counter about then. */
+static void tell_turn(unsigned file, uint32_t turn)
+{
+	uint64_t zero = NEVER;
+	struct event **all;
+	uint32_t n = 0;
+
+	collect(file, TURN);
+	all = calloc(cell.n_writes + cell.n_reads, sizeof(*all));
+	for (uint32_t i = 1; i < cell.n_writes; i++)
+		if (cell.write[i]->value + 2 >= turn && cell.write[i]->value <= turn + 1)
+			all[n++] = cell.write[i];
+	for (uint32_t i = 0; i < cell.n_reads; i++)
+		if (cell.read[i]->value + 2 >= turn && cell.read[i]->value <= turn + 1)
+			all[n++] = cell.read[i];
+	qsort(all, n, sizeof(*all), by_begin);
+	for (uint32_t i = 0; i < n; i++) {
+		zero = i ? zero : all[0]->begin;
+		tell_event(all[i], zero, all[i]->value == (all[i]->is_write ? turn : turn - 1));
+	}
+	free(all);
+}
+
 /* Turns are counted in the file: each number must have been had once. */
 static bool judge_turns(unsigned file)
 {
@@ -228,6 +251,8 @@ static bool judge_turns(unsigned file)
 			if (!right)
 				printf("file %u: two had the lock (%s) and read the same counter: turn %u, the second time by program %u on node %u.\n",
 				       file, lock_name[world->config.lock], turn, a, world->actor[a].node);
+			if (!right)
+				tell_turn(file, turn);
 		}
 	for (uint32_t t = 1; t <= most && right; t++) {
 		right = had[t];

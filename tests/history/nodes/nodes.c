@@ -42,6 +42,7 @@ static const char usage[] =
 	"            directory itself, or over two clients of an engine, each with a page cache of its own (default: all in turn)\n"
 	"  --faults  for GAIAFS_FAULTS, in builds for tests\n"
 	"\n"
+	"With GAIA_ENGINE_CLIENTS=DIR:DIR these are used as the engine's two clients, and only what needs an engine is played.\n"
 	"Exits with 0; 1: something was seen that is not allowed; 2: it could not be played; 3: somebody hung; 77: not to be had here.\n";
 
 static const char *const kind_name[KINDS] = { "passed", "passed-engine", "direct", "direct-engine" };
@@ -50,6 +51,7 @@ static const char *const lock_names[LOCK_KINDS] = { "flock", "record locks", "lo
 struct world *world;
 static struct mnt node[NODES];
 static char top[PATH_MAX], files[PATH_MAX + 16];
+static char given[NODES][PATH_MAX]; /* the engine's clients, if the environment names them */
 static const char *faults;
 static uint64_t random_state;
 static struct {
@@ -174,7 +176,10 @@ static enum verdict mount_node(unsigned n, const struct config *c)
 	args[n][k++] = "0";
 	args[n][k] = NULL;
 	snprintf(backing[n], sizeof(backing[n]), "%s", files);
-	if (has_engine(c)) {
+	if (has_engine(c) && **given) {
+		if (snprintf(backing[n], sizeof(backing[n]), "%s%s", given[n], files + strlen(given[0])) >= (int)sizeof(backing[n]))
+			return BROKEN;
+	} else if (has_engine(c)) {
 		const char *argv[] = { ENGINE_FS, files, backing[n], NULL };
 
 		if (snprintf(backing[n], sizeof(backing[n]), "%s/client%u", top, n) >= (int)sizeof(backing[n]))
@@ -194,7 +199,10 @@ static enum verdict set_up(const struct config *c)
 
 	setenv("GAIAFS_FAULTS", faults ? faults : "", 1);
 	tree_make_temp(NULL, top);
-	snprintf(files, sizeof(files), "%s/files", top);
+	if (has_engine(c) && **given)
+		snprintf(files, sizeof(files), "%s/%s", given[0], strrchr(top, '/') + 1);
+	else
+		snprintf(files, sizeof(files), "%s/files", top);
 	if (mkdir(files, 0777))
 		return BROKEN;
 	strcpy(world->beneath, files);
@@ -414,6 +422,7 @@ int main(int argc, char **argv)
 		{ "faults", required_argument, NULL, FAULTS },	 { "help", no_argument, NULL, HELP },
 		{ NULL, 0, NULL, 0 },
 	};
+	const char *clients = getenv("GAIA_ENGINE_CLIENTS");
 	uint64_t seed = 0, seconds = 60, deadline, began = now();
 	bool seeded = false, any = false;
 	pthread_rwlockattr_t shared;
@@ -443,6 +452,10 @@ int main(int argc, char **argv)
 		printf("history-nodes: needs root\n");
 		return SKIPPED;
 	}
+	if (clients && sscanf(clients, "%4095[^:]:%4095s", given[0], given[1]) != (int)NODES)
+		bad_usage("GAIA_ENGINE_CLIENTS", clients);
+	if (clients && (kind == (int)PASSED || kind == (int)DIRECT))
+		bad_usage("--kind", kind_name[kind]);
 	if (!seeded && getrandom(&seed, sizeof(seed), 0) == sizeof(seed))
 		seed %= 1000000000;
 	world = mmap(NULL, sizeof(*world), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -457,6 +470,8 @@ int main(int argc, char **argv)
 		struct config config;
 
 		config_draw(&config, seed, kind);
+		if (clients && !has_engine(&config))
+			continue;
 		config_print(&config);
 		v = play(&config);
 		any |= v == ALL_WELL;
