@@ -96,7 +96,7 @@ static bool forget_below(struct fs *fs, int fd, bool opened)
 	if (!fs->below_is_fuse)
 		return true;
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	if (opened || !store_dir_has_pages(fd))
+	if (opened || fault_point("break.only_advise") || !store_dir_has_pages(fd))
 		return true;
 	again = open(fd_path(fd).text, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (again < 0)

@@ -15,6 +15,9 @@
 #include "nodes_rig.h"
 #include "shell.h"
 
+#define LATE_TEXT "300000"
+#define LATE_US 300000
+
 enum kind { FLOCK, RECORD, OFD, KINDS };
 
 static int record(int fd, int cmd, int type)
@@ -474,6 +477,49 @@ static void who_waits_for_locks_holds_nobody_up(void)
 	close(fd);
 }
 ON(nodes_locks, who_waits_for_locks_holds_nobody_up, passed, false, true, "1", "")
+
+/* On node 1: read the file, whose first answer comes late. */
+static int read_late(void *arg)
+{
+	struct player *p = arg;
+	int fd = openat(at[1], "f", O_RDONLY);
+	char byte;
+
+	CHILD_CHECK(fd >= 0);
+	gate_open(p->locked);
+	CHILD_CHECK(pread(fd, &byte, 1, 0) == 1);
+	return 0;
+}
+
+static void what_is_just_being_read_is_not_old_to_who_gets_a_lock(void)
+{
+	for (enum kind k = 0; k < KINDS; k++) {
+		struct player p = { .locked = gate_make() };
+		char new = (char)('A' + k), is = 0;
+		int fd[NODES];
+		pid_t child;
+
+		put(0, "f", "text");
+		for (int i = 0; i < NODES; i++)
+			fd[i] = open_at(i, "f", O_RDWR);
+		cr_assert_eq(lock(fd[0], k, LOCK_EX), 0);
+		child = child_start(read_late, &p);
+		cr_assert(gate_pass(p.locked));
+		/* If it has not asked by then it reads what is new. */
+		usleep(LATE_US / 3);
+		cr_assert_eq(pwrite(fd[0], &new, 1, 0), 1);
+		cr_assert_eq(lock(fd[0], k, LOCK_UN), 0);
+		cr_assert_eq(lock(fd[1], k, LOCK_EX), 0);
+		cr_assert_eq(pread(fd[1], &is, 1, 0), 1);
+		cr_expect_eq(is, new, "kind %d: %c, not %c", k, is, new);
+		cr_assert_eq(child_wait(child), 0);
+		for (int i = 0; i < NODES; i++)
+			close(fd[i]);
+	}
+}
+
+ON(nodes_locks, what_is_just_being_read_is_not_old_to_who_gets_a_lock, passed, true, true, "1", "late=" LATE_TEXT)
+ON(nodes_locks, what_is_just_being_read_is_not_old_to_who_gets_a_lock, direct, true, false, "1", "late=" LATE_TEXT)
 
 static void locks_that_the_engine_lacks_are_refused(void)
 {

@@ -1,7 +1,7 @@
 /*
  * engine_fs.c - one node's client of a distributed file system: a directory, by way of FUSE. Two of them over one directory are two nodes.
  *
- *	engine-fs DIR MOUNTPOINT [nolocks|reuse|ownlocks|oldnames|oldpages|slow=MICROSECONDS]
+ *	engine-fs DIR MOUNTPOINT [nolocks|reuse|ownlocks|oldnames|oldpages|slow=MICROSECONDS|late=MICROSECONDS]
  *
  * returns when it is mounted; umount(8) ends it. It keeps what an engine promises, close-to-open, and no more:
  *
@@ -15,6 +15,8 @@
  *	numbers		are those of the directory; with `reuse` a new file gets that of one that was removed, whoever has it open
  *
  * With `oldnames` and `oldpages` it promises less: names that were found, or not, and pages that were read, are believed for ever.
+ * With `late` the answer to each read comes so much later, so what has been stored meanwhile is not in it; and pages are dropped when the
+ * file is opened only, as if all changes came within one tick of the server's clock.
  * With `slow` each read takes so much longer, and the kernel keeps no page: storage that is modelled, for scripts/bench.
  */
 #define FUSE_USE_VERSION 314
@@ -62,7 +64,7 @@ static SLIST_HEAD(, file) all_files;
 static TAILQ_HEAD(, waiting) writes = TAILQ_HEAD_INITIALIZER(writes);
 static struct file root;
 static bool no_locks, reuse, own_locks, old_names, old_pages;
-static long slow_us;
+static long slow_us, late_us;
 
 static struct file *file_of(fuse_ino_t ino)
 {
@@ -320,17 +322,24 @@ static void e_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 		fuse_reply_create(req, &e, fi);
 }
 
-static void e_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+static void pass_us(long us)
 {
-	char *buf = malloc(size);
-	struct timespec more = { slow_us / 1000000, slow_us % 1000000 * 1000 };
-	ssize_t n;
+	struct timespec more = { us / 1000000, us % 1000000 * 1000 };
 
-	if (slow_us > 0) {
+	if (us > 0) {
 		(void)prctl(PR_SET_TIMERSLACK, 1ul);
 		nanosleep(&more, NULL);
 	}
+}
+
+static void e_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	char *buf = malloc(size);
+	ssize_t n;
+
+	pass_us(slow_us);
 	n = !buf || store(file_of(ino)->ino) ? -1 : pread((int)fi->fh, buf, size, off);
+	pass_us(late_us);
 	if (n < 0)
 		fuse_reply_err(req, errno);
 	else
@@ -508,7 +517,7 @@ static void e_init(void *arg, struct fuse_conn_info *conn)
 		conn->want &= ~(unsigned)(FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS);
 	else
 		conn->want |= conn->capable & (FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS);
-	if (old_pages)
+	if (old_pages || late_us > 0)
 		conn->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA;
 }
 
@@ -538,6 +547,7 @@ int main(int argc, char **argv)
 	own_locks = argc > 3 && !strcmp(argv[3], "ownlocks");
 	old_names = argc > 3 && !strcmp(argv[3], "oldnames");
 	old_pages = argc > 3 && !strcmp(argv[3], "oldpages");
+	late_us = argc > 3 && !strncmp(argv[3], "late=", 5) ? atol(argv[3] + 5) : 0;
 	slow_us = argc > 3 && !strncmp(argv[3], "slow=", 5) ? atol(argv[3] + 5) : 0;
 	root.fd = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
 	session = root.fd < 0 ? NULL : fuse_session_new(&fuse, &ops, sizeof(ops), NULL);

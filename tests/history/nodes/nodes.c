@@ -136,15 +136,16 @@ static void config_draw(struct config *c, uint64_t seed, int kind)
 		c->devices[reader] += !c->devices[reader];
 	}
 	c->pauses = chance(c->only_reads[0] || c->only_reads[1] ? 70 : 20);
+	c->late = chance(50);
 	c->run_ms = 150 + below(400);
 }
 
 static void config_print(const struct config *c)
 {
-	printf("seed %llu: %s, %u file%s, %u cells a page, %u + %u programs, %u + %u with devices%s%s, %s%s\n", (unsigned long long)c->seed,
+	printf("seed %llu: %s, %u file%s, %u cells a page, %u + %u programs, %u + %u with devices%s%s, %s%s%s\n", (unsigned long long)c->seed,
 	       kind_name[c->kind], c->files, c->files > 1 ? "s" : "", c->cells, c->cpus[0], c->cpus[1], c->devices[0], c->devices[1],
 	       c->host[0] || c->host[1] ? " (and the host)" : "", c->only_reads[0] || c->only_reads[1] ? ", a node only reads" : "",
-	       lock_names[c->lock], c->pauses ? ", with a pause" : "");
+	       lock_names[c->lock], has_engine(c) && c->late ? ", late answers" : "", c->pauses ? ", with a pause" : "");
 }
 
 static int run_program(const char *const argv[])
@@ -180,7 +181,7 @@ static enum verdict mount_node(unsigned n, const struct config *c)
 		if (snprintf(backing[n], sizeof(backing[n]), "%s%s", given[n], files + strlen(given[0])) >= (int)sizeof(backing[n]))
 			return BROKEN;
 	} else if (has_engine(c)) {
-		const char *argv[] = { ENGINE_FS, files, backing[n], NULL };
+		const char *argv[] = { ENGINE_FS, files, backing[n], c->late ? "late=300" : NULL, NULL };
 
 		if (snprintf(backing[n], sizeof(backing[n]), "%s/client%u", top, n) >= (int)sizeof(backing[n]))
 			return BROKEN;

@@ -45,6 +45,7 @@ struct config {
 	bool host[NODES]; /* the last of the devices is the host */
 	bool only_reads[NODES]; /* the node has devices only, none of which writes: so it may trust what it has */
 	bool pauses; /* in the middle of the first round, for so long that times of files show that they have not changed */
+	bool late; /* the engine's answers to reads come late */
 	unsigned run_ms;
 };
 
