@@ -577,6 +577,15 @@ static void note_unstored(struct cfile *f, int err, json_t *list)
 					      "error", strerror(-err), "lost", all_lost(f)));
 }
 
+/* Whether anything of the file may not be stored and synced. */
+static bool may_be_unsynced(struct cfile *f)
+{
+	if (f->store_w || atomic_load(&f->n_dirty) || atomic_load(&f->n_ahead))
+		return true;
+	/* What is cached clean was stored by somebody's flush, perhaps not synced: of a shared source by programs' own descriptors. */
+	return f->chunks && !f->source.shared;
+}
+
 /* A user may have any number of files: so many are named. */
 #define UNSTORED_NAMED 1000u
 
@@ -598,8 +607,7 @@ int cache_sync_all(struct cache *c, json_t *unstored)
 	pthread_mutex_unlock(&c->lock);
 	for (unsigned k = 0; k < n; k++) {
 		f = list[k];
-		/* What is cached clean was stored by somebody's flush, perhaps not synced. */
-		err = f->chunks || f->store_w ? cache_fsync(f, 0, 0, false) : 0;
+		err = may_be_unsynced(f) ? cache_fsync(f, 0, 0, false) : 0;
 		if (err && unstored && json_array_size(unstored) >= UNSTORED_NAMED)
 			more++;
 		else if (err && unstored)

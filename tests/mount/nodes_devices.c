@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/param.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -401,6 +402,29 @@ static int act(void *arg)
 	}
 	return device ? gaia_munmap(a.p, PAGES * PAGE) : 0;
 }
+
+/* Whether they could be unmounted cleanly is asserted by nodes_stop(). */
+static void files_that_were_only_read_are_not_lost_with_the_engine(void)
+{
+	char client[PATH_MAX + 16];
+	struct mapped m;
+
+	if (getenv("GAIA_ENGINE_CLIENTS"))
+		cr_skip_test("the engine is needed again");
+	fill(1, "f", MIB, 1);
+	m = map_at(0, "f", MIB, PROT_READ, 0);
+	cr_assert(device_sees(&m, MIB, 1));
+	unmap(&m);
+	snprintf(client, sizeof(client), "%s/client0", top);
+	/* Its connection ends; the mount stays, since it is in use. */
+	cr_assert_eq(umount2(client, MNT_FORCE), -1);
+	cr_assert_eq(errno, EBUSY, "%s", strerror(errno));
+	cr_assert_lt(openat(at[0], "f", O_RDONLY | O_CLOEXEC), 0);
+	cr_assert_eq(mnt_log_lines(&node[0], "lost"), 0);
+}
+
+ON(nodes_devices, files_that_were_only_read_are_not_lost_with_the_engine, passed_engine, true, true, "0", "")
+ON(nodes_devices, files_that_were_only_read_are_not_lost_with_the_engine, direct_engine, true, false, "0", "")
 
 ALL(nodes_devices, nobody_loses_what_anybody_has_stored)
 {
