@@ -445,6 +445,11 @@ struct fd_path {
 	char text[32];
 };
 struct fd_path fd_path(int fd);
+/*
+ * The error for programs if the file system below fails with @err (positive). One behind FUSE that is cut off from its server, or whose
+ * process has died, says ENOTCONN. Of our mount that would say that we are dead: who hears it, as gaia umount, takes the mount away.
+ */
+int errno_below(int err);
 /* Open the file itself, which must not be a symlink. */
 int inode_open(struct inode *inode, int flags);
 

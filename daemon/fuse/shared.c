@@ -79,8 +79,7 @@ static int look(struct inode *inode, int fd, struct look *out)
 	}
 	if (!err)
 		*out = look_of(&st);
-	/* To programs these would be of our own mount. */
-	return err == -ENOTCONN || err == -ESHUTDOWN ? -EIO : err;
+	return err;
 }
 
 /* Not all file systems behind FUSE forget by themselves what may be old. (Pages that are mapped stay.) */
@@ -338,7 +337,7 @@ static void shared_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *f
 	}
 	fd = inode_fd_get(inode);
 	below = fd < 0 ? fd : open(fd_path(fd).text, (fi->flags & FLAGS_BELOW) | O_CLOEXEC);
-	err = fd < 0 ? fd : below < 0 ? -errno : shared_revalidate(inode, below);
+	err = fd < 0 ? fd : below < 0 ? -errno_below(errno) : shared_revalidate(inode, below);
 	if (fd >= 0)
 		inode_fd_put(inode);
 	if (err && below >= 0)
@@ -378,7 +377,7 @@ static int create_below(int dir, const char *name, mode_t mode, int flags, bool 
 			fd = openat(dir, name, O_NONBLOCK | common | (flags & (O_ACCMODE | O_TRUNC)));
 	} while (fd < 0 && errno == ENOENT && !(flags & O_EXCL) && ++tries < CREATE_TRIES);
 	if (fd < 0)
-		return errno == ELOOP ? -ESTALE : -errno; /* ESTALE: the kernel looks again what the name is */
+		return errno == ELOOP ? -ESTALE : -errno_below(errno); /* ESTALE: the kernel looks again what the name is */
 	if (!fstat(fd, &st) && S_ISREG(st.st_mode))
 		return fd;
 	close(fd);

@@ -2,13 +2,17 @@
  * nodes.c - --source shared: names and bytes, as two nodes see them.
  */
 #include <gaia/client.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include "child.h"
 #include "nodes_rig.h"
+#include "shell.h"
 
 /* ---- names ---- */
 
@@ -543,3 +547,49 @@ static void a_number_that_is_used_again_is_another_file(void)
 }
 ON(nodes, a_number_that_is_used_again_is_another_file, passed, true, true, "0", "reuse")
 ON(nodes, a_number_that_is_used_again_is_another_file, direct, true, false, "0", "reuse")
+
+/* ---- the engine's client is gone ---- */
+
+/* Its mount stays, and says ENOTCONN. */
+static void end_client(int n)
+{
+	char client[PATH_MAX + 16];
+
+	snprintf(client, sizeof(client), "%s/client%d", top, n);
+	cr_assert_eq(umount2(client, MNT_FORCE), -1);
+	cr_assert_eq(errno, EBUSY, "%s", strerror(errno));
+}
+
+/* Above, that error would say that our daemon is dead; and then its mount is taken away. */
+static void a_node_whose_engine_is_gone_is_not_taken_for_a_dead_one(void)
+{
+	struct shell_result r;
+	struct statfs sfs;
+	struct stat st;
+	pid_t daemon = node[0].daemon;
+
+	put(0, "f", "text");
+	end_client(0);
+	cr_assert_eq(statfs(node[0].path, &sfs), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	cr_assert_eq(fstatat(at[0], "f", &st, 0), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	cr_assert_eq(openat(at[0], "f", O_RDONLY | O_CLOEXEC), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	cr_assert_eq(openat(at[0], "new", O_CREAT | O_WRONLY | O_CLOEXEC, 0644), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	r = shell_run(top, 100, "\"$GAIA\" status '%s'", node[0].path);
+	cr_assert_neq(r.status, 0);
+	cr_assert_null(strstr(r.err, "daemon is gone"), "%s", r.err);
+	shell_free(&r);
+	/* Another gaiafs does not take its place. */
+	r = shell_run(top, 100, "mkdir -p other && \"$GAIAFS\" other '%s'", node[0].path);
+	cr_assert_neq(r.status, 0);
+	cr_assert_null(strstr(r.err, "took away"), "%s", r.err);
+	shell_free(&r);
+	cr_assert_eq(kill(daemon, 0), 0);
+	has(1, "f", "text");
+}
+/* (By an engine of ours: it is the one that is ended.) */
+ON(nodes, a_node_whose_engine_is_gone_is_not_taken_for_a_dead_one, passed, true, true, "0", "nolocks")
+ON(nodes, a_node_whose_engine_is_gone_is_not_taken_for_a_dead_one, direct, true, false, "0", "nolocks")
