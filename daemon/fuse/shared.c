@@ -20,6 +20,7 @@
  * attributes and reads nothing (shared_acquire()).
  */
 #include "base/counters.h"
+#include "base/fault.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
@@ -70,8 +71,10 @@ static bool may_have_changed(const struct look *before, const struct look *now)
 static int look(struct inode *inode, int fd, struct look *out)
 {
 	struct stat st;
-	int err = inode_stat(inode->fs, fd, &st);
+	int err = fault_point("shared.look");
 
+	if (!err)
+		err = inode_stat(inode->fs, fd, &st);
 	count(CTR_shared_revalidations, 1);
 	if (err == -ENOENT || err == -ESTALE) {
 		inode_retire(inode);
