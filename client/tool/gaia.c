@@ -6,12 +6,15 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/openat2.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../report.h"
@@ -38,20 +41,26 @@ static const char usage_text[] =
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
 
-int fail(const char *fmt, ...)
+static void say(const char *fmt, va_list ap)
 {
 	char line[2 * PATH_MAX];
-	va_list ap;
 
-	va_start(ap, fmt);
 	vsnprintf(line, sizeof(line), fmt, ap);
-	va_end(ap);
 	/* Names of files come from users: a name must not forge a line or send commands to root's terminal. */
 	for (char *c = line; *c; c++)
 		if ((unsigned char)*c < ' ' || *c == 0x7f || ((unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0))
 			*c = '?';
 	progress_clear_any();
 	fprintf(stderr, "gaia: %s\n", line);
+}
+
+int fail(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	say(fmt, ap);
+	va_end(ap);
 	return EXIT_FAILED;
 }
 
@@ -122,11 +131,60 @@ int check_kind(const char *path, bool or_directory)
 
 /* ---- reports ---- */
 
-int report_command(const struct args *a, unsigned what)
+/* Even the mount's root may not be opened while the file system below, a distributed one, waits for its server. */
+#define SILENCE_S 2
+
+struct silence {
+	const char *path;
+	pthread_t thread;
+	bool watched;
+	sem_t over;
+};
+
+static void complain(const char *fmt, ...)
 {
-	json_error_t where;
-	json_t *report;
-	char *text;
+	va_list ap;
+
+	va_start(ap, fmt);
+	say(fmt, ap);
+	va_end(ap);
+}
+
+static void *watch_silence(void *arg)
+{
+	struct silence *s = arg;
+	struct timespec until;
+	int res;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += SILENCE_S;
+	do
+		res = sem_clockwait(&s->over, CLOCK_MONOTONIC, &until);
+	while (res && errno == EINTR);
+	if (res)
+		complain("%s: waiting for source: neither it nor the daemon answers yet", s->path);
+	return NULL;
+}
+
+/* Until silence_ends() a line says so if nothing answers. Without a thread none does. */
+static void silence_begins(struct silence *s, const char *path)
+{
+	s->path = path;
+	sem_init(&s->over, 0, 0);
+	s->watched = !pthread_create(&s->thread, NULL, watch_silence, s);
+}
+
+static void silence_ends(struct silence *s)
+{
+	sem_post(&s->over);
+	if (s->watched)
+		pthread_join(s->thread, NULL);
+	sem_destroy(&s->over);
+}
+
+/* 0, and the report, to be freed; or one of the exit codes, and a line has said why. */
+static int read_report(const struct args *a, unsigned what, char **text)
+{
 	int fd, err;
 
 	if (check_kind(a->path, what != GAIA_REPORT_RESIDENCY))
@@ -134,10 +192,24 @@ int report_command(const struct args *a, unsigned what)
 	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
 		return fail_on(a->path, -errno);
-	err = fetch_report(fd, what, &text);
+	err = fetch_report(fd, what, text);
 	close(fd);
+	return err ? fail_on(a->path, err) : EXIT_OK;
+}
+
+int report_command(const struct args *a, unsigned what)
+{
+	json_error_t where;
+	struct silence silence;
+	json_t *report;
+	char *text;
+	int err;
+
+	silence_begins(&silence, a->path);
+	err = read_report(a, what, &text);
+	silence_ends(&silence);
 	if (err)
-		return fail_on(a->path, err);
+		return err;
 	if (a->json) {
 		puts(text);
 	} else {

@@ -333,7 +333,7 @@ void op_statfs(fuse_req_t req, fuse_ino_t ino)
 
 	/* One answer for the whole mount, since to callers it is one file system. */
 	if (fstatvfs(req_fs(req)->root.fd, &st))
-		fuse_reply_err(req, errno);
+		fuse_reply_err(req, errno_below(errno));
 	else
 		fuse_reply_statfs(req, &st);
 }

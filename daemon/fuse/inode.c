@@ -39,6 +39,11 @@ struct fd_path fd_path(int fd)
 	return p;
 }
 
+int errno_below(int err)
+{
+	return err == ENOTCONN || err == ECONNABORTED || err == ESHUTDOWN ? EIO : err;
+}
+
 /* Attributes and identity of @name below @fd; of @fd itself if @name is "". */
 static int identify(const struct fs *fs, int fd, const char *name, struct stat *st, struct inode_key *key)
 {
@@ -47,7 +52,7 @@ static int identify(const struct fs *fs, int fd, const char *name, struct stat *
 
 	if (statx(fd, name, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | flags,
 		  STATX_BASIC_STATS | STATX_BTIME, &x))
-		return -errno;
+		return -errno_below(errno);
 	*st = (struct stat){
 		.st_dev = makedev(x.stx_dev_major, x.stx_dev_minor),
 		.st_ino = x.stx_ino,
@@ -148,7 +153,7 @@ static int reopen(const struct inode_key *wanted, mode_t type, struct inode *par
 	if (dir < 0)
 		return dir;
 	fd = openat(dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	err = fd < 0 ? -errno : identify(parent->fs, fd, "", &st, &key);
+	err = fd < 0 ? -errno_below(errno) : identify(parent->fs, fd, "", &st, &key);
 	inode_fd_put(parent);
 	if (!err && (!same_file(&key, wanted) || (st.st_mode & S_IFMT) != type))
 		err = -ESTALE;
@@ -370,7 +375,7 @@ int inode_open(struct inode *inode, int flags)
 		return fd;
 	opened = open(fd_path(fd).text, flags | O_CLOEXEC);
 	if (opened < 0)
-		opened = -errno;
+		opened = -errno_below(errno);
 	inode_fd_put(inode);
 	return opened;
 }

@@ -126,6 +126,7 @@ struct inode {
 	struct look seen;    /* of a shared source: the kernel's pages below are not older. Never young; */
 	struct look taken;   /* and last for devices: what these may have is not older; */
 	bool written_here;   /* but may be of a file that somebody on this machine can have written since */
+	atomic_uint_least64_t lost; /* of a shared source: the last store of the file that failed, see shared_lost() */
 	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
 };
 TAILQ_HEAD(inode_list, inode);
@@ -145,7 +146,7 @@ struct handle {
 	atomic_bool locks;   /* of these: locks were taken by way of it */
 	atomic_int owed;     /* errno: an error from before that has not been reported to it yet; 0 */
 
-	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
+	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check(); of a shared source: as inode.lost was */
 	atomic_uint refs;    /* the kernel's, and one for each acquire */
 
 	pthread_mutex_t lock;
@@ -446,6 +447,11 @@ struct fd_path {
 	char text[32];
 };
 struct fd_path fd_path(int fd);
+/*
+ * The error for programs if the file system below fails with @err (positive). One behind FUSE that is cut off from its server, or whose
+ * process has died, says ENOTCONN. Of our mount that would say that we are dead: who hears it, as gaia umount, takes the mount away.
+ */
+int errno_below(int err);
 /* Open the file itself, which must not be a symlink. */
 int inode_open(struct inode *inode, int flags);
 
@@ -551,6 +557,8 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 void shared_ops(struct fuse_lowlevel_ops *ops);
 /* Called before INIT is answered. */
 void shared_init(struct fs *fs);
+/* Something of the file could not be stored (@err, negative): all who have it open to write are told, but for @h (or NULL), which knows. */
+void shared_lost(struct inode *inode, struct handle *h, int err);
 /*
  * Ask the file system below whether others have changed the file, by @fd, which is open there: what is read from now on is what they had
  * stored before. @opened: it has just been opened. -ESTALE: the file is gone; looking its name up finds what has it now.

@@ -54,7 +54,7 @@ int entry_lookup(struct inode *parent, const char *name, struct fuse_entry_param
 	if (dir < 0)
 		return dir;
 	fd = openat(dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	err = fd < 0 ? -errno : 0;
+	err = fd < 0 ? -errno_below(errno) : 0;
 	inode_fd_put(parent);
 	if (err)
 		return err;

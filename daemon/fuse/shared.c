@@ -22,6 +22,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "fuse/internal.h"
+#include "store/async.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,6 +43,40 @@ void shared_init(struct fs *fs)
 	struct statfs st;
 
 	fs->below_is_fuse = !fstatfs(fs->root.fd, &st) && (unsigned long)st.f_type == FUSE_SUPER_MAGIC;
+}
+
+/* ---- what could not be stored ---- */
+
+/*
+ * An engine may answer writes before they are stored, and tell of a failure once: to whoever stores the file next, by whatever
+ * descriptor. So all who have it open to write are told, as by the kernel of a file system's own: inode->lost has a number
+ * of its own for each failure, and in the last bits its errno. @h: who knows already, or NULL.
+ */
+#define LOST_ERRNO 0xffffu
+void shared_lost(struct inode *inode, struct handle *h, int err)
+{
+	uint64_t before = atomic_load(&inode->lost), now;
+
+	do
+		now = (before | LOST_ERRNO) + 1 + (uint64_t)-err;
+	while (!atomic_compare_exchange_weak(&inode->lost, &before, now));
+	if (h)
+		atomic_store(&h->errors_seen, now);
+}
+
+/* What to tell a program that stores the file, where @err came of it: that; or an error from before that another was told, or nobody. */
+static int with_lost(struct handle *h, int err)
+{
+	uint64_t lost;
+
+	if (err) {
+		shared_lost(h->inode, h, err);
+		return err;
+	}
+	lost = atomic_load(&h->inode->lost);
+	if (!open_to_write(h->flags) || atomic_exchange(&h->errors_seen, lost) == lost)
+		return 0;
+	return -(int)(lost & LOST_ERRNO);
 }
 
 /* ---- what others have changed ---- */
@@ -72,8 +107,10 @@ static int look(struct inode *inode, int fd, struct look *out)
 {
 	time_t asked = time(NULL);
 	struct stat st;
-	int err = inode_stat(inode->fs, fd, &st);
+	int err = fault_point("shared.look");
 
+	if (!err)
+		err = inode_stat(inode->fs, fd, &st);
 	count(CTR_shared_revalidations, 1);
 	if (err == -ENOENT || err == -ESTALE) {
 		inode_retire(inode);
@@ -81,29 +118,29 @@ static int look(struct inode *inode, int fd, struct look *out)
 	}
 	if (!err)
 		*out = look_of(&st, asked);
-	/* To programs these would be of our own mount. */
-	return err == -ENOTCONN || err == -ESHUTDOWN ? -EIO : err;
+	return err;
 }
 
 /*
  * Not all file systems behind FUSE forget by themselves what may be old. Advice does not drop pages that somebody is just reading; when
- * a file is opened the kernel waits for those. (Pages that are mapped stay.) @opened: it has just been. False: old pages may be left.
+ * a file is opened the kernel waits for those. (Pages that are mapped stay.) @opened: it has just been. On failure old pages may be left.
  */
-static bool forget_below(struct fs *fs, int fd, bool opened)
+static int forget_below(struct inode *inode, int fd, bool opened)
 {
 	int again;
 
-	if (!fs->below_is_fuse)
-		return true;
+	if (!inode->fs->below_is_fuse)
+		return 0;
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	if (opened || fault_point("break.only_advise") || !store_dir_has_pages(fd))
-		return true;
+		return 0;
 	again = open(fd_path(fd).text, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (again < 0)
-		return false;
-	close(again);
+		return -errno_below(errno);
+	if (close(again))
+		shared_lost(inode, NULL, -errno);
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	return true;
+	return 0;
 }
 
 int shared_revalidate(struct inode *inode, int fd, bool opened)
@@ -119,9 +156,10 @@ int shared_revalidate(struct inode *inode, int fd, bool opened)
 	pthread_mutex_unlock(&inode->lock);
 	if (!changed)
 		return 0;
+	err = forget_below(inode, fd, opened);
 	/* Noted afterwards, since whoever finds that nothing has changed reads what the kernel has. */
-	if (!forget_below(inode->fs, fd, opened) || now.young)
-		return 0;
+	if (err || now.young)
+		return is_shortage(-err) ? err : 0;
 	pthread_mutex_lock(&inode->lock);
 	inode->seen = now;
 	pthread_mutex_unlock(&inode->lock);
@@ -192,7 +230,7 @@ int shared_acquire(struct handle *h, struct cfile *f)
 	}
 	pthread_mutex_unlock(&inode->lock);
 	if (compares)
-		(void)forget_below(inode->fs, h->fd, false);
+		(void)forget_below(inode, h->fd, false);
 	err = look_for_end(f, &now);
 	if (!err && news)
 		(void)cfile_cpu_stopped(f, news); /* if it fails, acquires go on comparing */
@@ -250,7 +288,8 @@ static int new_handle(struct inode *inode, int flags, int fd, uid_t uid, struct 
 	h = kept < 0 ? NULL : calloc(1, sizeof(*h));
 	if (!h)
 		goto put_fd;
-	*h = (struct handle){ .inode = inode, .flags = flags, .uid = uid, .fd = fd, .refs = 1, .appends = flags & O_APPEND };
+	*h = (struct handle){ .inode = inode, .flags = flags, .uid = uid, .fd = fd, .refs = 1, .appends = flags & O_APPEND,
+			       .errors_seen = atomic_load(&inode->lost) };
 	err = handle_enter(h);
 	if (err)
 		goto free_handle;
@@ -274,7 +313,8 @@ void shared_close(struct handle *h)
 	if (h->for_devices)
 		contents_put(h->inode);
 	locks_end_of_handle(h); /* if it had no RELEASE */
-	close(h->fd);
+	if (close(h->fd))
+		shared_lost(h->inode, NULL, -errno);
 	inode_fd_put(h->inode);
 	quota_give(h->inode->fs->config.quota, QUOTA_shared_files, h->uid);
 }
@@ -342,7 +382,7 @@ static void shared_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *f
 	}
 	fd = inode_fd_get(inode);
 	below = fd < 0 ? fd : open(fd_path(fd).text, (fi->flags & FLAGS_BELOW) | O_CLOEXEC);
-	err = fd < 0 ? fd : below < 0 ? -errno : shared_revalidate(inode, below, true);
+	err = fd < 0 ? fd : below < 0 ? -errno_below(errno) : shared_revalidate(inode, below, true);
 	if (fd >= 0)
 		inode_fd_put(inode);
 	if (err && below >= 0)
@@ -382,7 +422,7 @@ static int create_below(int dir, const char *name, mode_t mode, int flags, bool 
 			fd = openat(dir, name, O_NONBLOCK | common | (flags & (O_ACCMODE | O_TRUNC)));
 	} while (fd < 0 && errno == ENOENT && !(flags & O_EXCL) && ++tries < CREATE_TRIES);
 	if (fd < 0)
-		return errno == ELOOP ? -ESTALE : -errno; /* ESTALE: the kernel looks again what the name is */
+		return errno == ELOOP ? -ESTALE : -errno_below(errno); /* ESTALE: the kernel looks again what the name is */
 	if (!fstat(fd, &st) && S_ISREG(st.st_mode))
 		return fd;
 	close(fd);
@@ -463,17 +503,11 @@ fail:
 	fuse_reply_err(req, -err);
 }
 
-/* An error that came where nobody could be told is reported with the next one. */
-static int with_owed(struct handle *h, int err)
-{
-	return err ? err : -atomic_exchange(&h->owed, 0);
-}
-
 static void shared_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct handle *h = req_handle(req, fi);
 	bool may_unlock = atomic_load(&h->locks) || locks_are_of(h->inode, fi->lock_owner);
-	int err = with_owed(h, may_unlock ? shared_store_writers(h) : shared_store(h));
+	int err = with_lost(h, may_unlock ? shared_store_writers(h) : shared_store(h));
 
 	locks_end_of_owner(h->inode, fi->lock_owner);
 	fuse_reply_err(req, -err);
@@ -603,7 +637,7 @@ static void shared_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fu
 	struct handle *h = req_handle(req, fi);
 	int err = (datasync ? fdatasync(h->fd) : fsync(h->fd)) ? -errno : 0;
 
-	fuse_reply_err(req, -with_owed(h, err));
+	fuse_reply_err(req, -with_lost(h, err));
 }
 
 static void shared_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi)

@@ -281,15 +281,38 @@ static bool gives_up(const struct lock_wait *w)
 	return w->owner ? w->record.l_type == F_UNLCK : w->op == LOCK_UN;
 }
 
+/* Give the lock up that was got just now; with it goes what the caller had of these bytes before. */
+static void undo(const struct lock_wait *w)
+{
+	struct flock record = w->record;
+
+	record.l_type = F_UNLCK;
+	if (w->owner)
+		(void)fcntl(w->owner->fd, F_OFD_SETLK, &record);
+	else
+		(void)flock(w->handle->fd, LOCK_UN);
+}
+
+/* Look for what others have changed, now that there is the lock. Without that it would guard old bytes. */
+static int look_under_lock(const struct lock_wait *w)
+{
+	int err = fault_point("break.trust_at_grant") ? 0 : shared_revalidate(w->handle->inode, w->handle->fd, false);
+
+	/* If the file is gone meanwhile, its lock is one all the same. */
+	if (!err || err == -ESTALE)
+		return 0;
+	undo(w);
+	return err;
+}
+
 /* Answer, and end the call. */
 static void finish(struct lock_wait *w, int err)
 {
 	struct handle *h = w->handle;
 	struct inode *inode = h->inode;
 
-	/* If the file is gone meanwhile, its lock is one all the same. */
-	if (!err && !gives_up(w) && !fault_point("break.trust_at_grant"))
-		(void)shared_revalidate(inode, h->fd, false);
+	if (!err && !gives_up(w))
+		err = look_under_lock(w);
 	if (!w->owner && !err)
 		atomic_store(&h->locks, true);
 	if (w->owner) {
@@ -483,7 +506,7 @@ static void lock_file(struct lock_wait *w, bool sleep)
 	if (gives_up(w) && !fault_point("break.unlock_unstored")) {
 		err = shared_store_writers(w->handle);
 		if (err)
-			atomic_store(&w->handle->owed, -err); /* the next close or fsync reports it */
+			shared_lost(w->handle->inode, NULL, err); /* the next close or fsync reports it */
 	}
 	err = try_lock(w);
 	if (err == -EAGAIN && sleep) {

@@ -2,13 +2,17 @@
  * nodes.c - --source shared: names and bytes, as two nodes see them.
  */
 #include <gaia/client.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include "child.h"
 #include "nodes_rig.h"
+#include "shell.h"
 
 /* ---- names ---- */
 
@@ -541,5 +545,80 @@ static void a_number_that_is_used_again_is_another_file(void)
 		cr_assert_eq(unlinkat(at[1], "f", 0), 0);
 	}
 }
+/* The engine tells of it once, to whoever closes or syncs the file next. */
+static void a_write_that_the_engine_loses_is_told_to_whoever_wrote(void)
+{
+	int writer, other, reader, later;
+
+	if (getenv("GAIA_ENGINE_CLIENTS"))
+		cr_skip_test("of this engine_fs only");
+	put(0, "f", "text");
+	writer = open_at(0, "f", O_RDWR);
+	other = open_at(0, "f", O_RDWR);
+	reader = open_at(0, "f", O_RDONLY);
+	cr_assert_eq(pwrite(writer, "LOSE", 4, 0), 4);
+	cr_assert_eq(fsync(other), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	later = open_at(0, "f", O_RDWR);
+	cr_assert_eq(fsync(writer), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	/* Once. Who cannot have written it, or did not have the file open, is not told. */
+	cr_assert_eq(fsync(writer), 0);
+	cr_assert_eq(close(writer), 0);
+	cr_assert_eq(close(other), 0);
+	cr_assert_eq(close(reader), 0);
+	cr_assert_eq(close(later), 0);
+}
+
+ON(nodes, a_write_that_the_engine_loses_is_told_to_whoever_wrote, passed, true, true, "0", "")
+ON(nodes, a_write_that_the_engine_loses_is_told_to_whoever_wrote, direct, true, false, "0", "")
+
+static void a_number_that_is_used_again_is_another_file(void);
 ON(nodes, a_number_that_is_used_again_is_another_file, passed, true, true, "0", "reuse")
 ON(nodes, a_number_that_is_used_again_is_another_file, direct, true, false, "0", "reuse")
+
+/* ---- the engine's client is gone ---- */
+
+/* Its mount stays, and says ENOTCONN. */
+static void end_client(int n)
+{
+	char client[PATH_MAX + 16];
+
+	snprintf(client, sizeof(client), "%s/client%d", top, n);
+	cr_assert_eq(umount2(client, MNT_FORCE), -1);
+	cr_assert_eq(errno, EBUSY, "%s", strerror(errno));
+}
+
+/* Above, that error would say that our daemon is dead; and then its mount is taken away. */
+static void a_node_whose_engine_is_gone_is_not_taken_for_a_dead_one(void)
+{
+	struct shell_result r;
+	struct statfs sfs;
+	struct stat st;
+	pid_t daemon = node[0].daemon;
+
+	put(0, "f", "text");
+	end_client(0);
+	cr_assert_eq(statfs(node[0].path, &sfs), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	cr_assert_eq(fstatat(at[0], "f", &st, 0), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	cr_assert_eq(openat(at[0], "f", O_RDONLY | O_CLOEXEC), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	cr_assert_eq(openat(at[0], "new", O_CREAT | O_WRONLY | O_CLOEXEC, 0644), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	r = shell_run(top, 100, "\"$GAIA\" status '%s'", node[0].path);
+	cr_assert_neq(r.status, 0);
+	cr_assert_null(strstr(r.err, "daemon is gone"), "%s", r.err);
+	shell_free(&r);
+	/* Another gaiafs does not take its place. */
+	r = shell_run(top, 100, "mkdir -p other && \"$GAIAFS\" other '%s'", node[0].path);
+	cr_assert_neq(r.status, 0);
+	cr_assert_null(strstr(r.err, "took away"), "%s", r.err);
+	shell_free(&r);
+	cr_assert_eq(kill(daemon, 0), 0);
+	has(1, "f", "text");
+}
+/* (By an engine of ours: it is the one that is ended.) */
+ON(nodes, a_node_whose_engine_is_gone_is_not_taken_for_a_dead_one, passed, true, true, "0", "nolocks")
+ON(nodes, a_node_whose_engine_is_gone_is_not_taken_for_a_dead_one, direct, true, false, "0", "nolocks")

@@ -259,6 +259,36 @@ ALL(nodes_locks, a_counter_that_is_guarded_by_a_lock_counts_all)
 	}
 }
 
+/* Another look fails than the one of open(2). */
+static void a_lock_is_not_got_if_it_would_guard_old_bytes(void)
+{
+	int fd, other;
+
+	put(0, "f", "text");
+	close(at[1]);
+	cr_assert_eq(mnt_unmount(&node[1]), 0);
+	for (enum kind k = 0; k < KINDS; k++) {
+		setenv("GAIAFS_FAULTS", "shared.look=errno:EIO,after=1,count=1", 1);
+		cr_assert_eq(mnt_restart(&node[1]), 0);
+		unsetenv("GAIAFS_FAULTS");
+		at[1] = open(node[1].path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+		fd = open_at(1, "f", O_RDWR);
+		cr_assert_eq(lock(fd, k, LOCK_EX), -1, "kind %d", k);
+		cr_assert_eq(errno, EIO, "%s", strerror(errno));
+		other = open_at(0, "f", O_RDWR);
+		cr_assert_eq(lock(other, k, LOCK_EX | LOCK_NB), 0, "kind %d: %s", k, strerror(errno));
+		close(other);
+		becomes_free(fd, k);
+		close(fd);
+		close(at[1]);
+		cr_assert_eq(mnt_unmount(&node[1]), 0);
+	}
+	cr_assert_eq(mnt_restart(&node[1]), 0);
+	at[1] = open(node[1].path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+ON(nodes_locks, a_lock_is_not_got_if_it_would_guard_old_bytes, passed, false, true, "1", "")
+ON(nodes_locks, a_lock_is_not_got_if_it_would_guard_old_bytes, direct, true, false, "1", "")
+
 /* By descriptors that stay open. The reader only reads, so that nothing of its own doing has it look. */
 ALL(nodes_locks, what_was_written_before_an_unlock_is_read_after_a_lock)
 {

@@ -8,8 +8,8 @@
  *	attributes	the kernel believes them for an hour, unless it is told to ask (statx(2) with AT_STATX_FORCE_SYNC)
  *	names		are looked up each time
  *	pages		the kernel's are dropped when the file is opened, or when attributes show a change
- *	writes		stay here until the file is flushed (close(2) of any descriptor) or synced, or read here. With O_APPEND they are
- *			stored at once
+ *	writes		stay here until the file is flushed (close(2) of any descriptor) or synced, or read here; then those fail that
+ *			begin with LOSE (EIO). With O_APPEND they are stored at once
  *	locks		of all kinds reach across nodes, and waits for them can be interrupted; with `nolocks` there are none (ENOLCK)
  *			with `ownlocks` they hold on this node only
  *	numbers		are those of the directory; with `reuse` a new file gets that of one that was removed, whoever has it open
@@ -97,8 +97,12 @@ static int store(ino_t ino)
 		next = TAILQ_NEXT(w, link);
 		if (w->ino != ino)
 			continue;
-		if (pwrite(w->fd, w->bytes, w->size, w->off) != (ssize_t)w->size)
+		if (w->size >= 4 && !memcmp(w->bytes, "LOSE", 4)) {
+			errno = EIO;
 			res = -1;
+		} else if (pwrite(w->fd, w->bytes, w->size, w->off) != (ssize_t)w->size) {
+			res = -1;
+		}
 		TAILQ_REMOVE(&writes, w, link);
 		close(w->fd);
 		free(w);
