@@ -62,6 +62,24 @@ void shared_lost(struct inode *inode, struct handle *h, int err)
 	while (!atomic_compare_exchange_weak(&inode->lost, &before, now));
 	if (h)
 		atomic_store(&h->errors_seen, now);
+	count(CTR_storage_errors, 1);
+}
+
+static bool is_written(struct inode *inode)
+{
+	bool is;
+
+	pthread_mutex_lock(&inode->fs->lock);
+	is = inode->writers;
+	pthread_mutex_unlock(&inode->fs->lock);
+	return is;
+}
+
+/* The same, of a descriptor that may only read: if nobody has the file open to write nothing is lost. */
+static void may_be_lost(struct inode *inode, struct handle *h, int err)
+{
+	if ((h && open_to_write(h->flags)) || is_written(inode))
+		shared_lost(inode, h, err);
 }
 
 /* What to tell a program that stores the file, where @err came of it: that; or an error from before that another was told, or nobody. */
@@ -70,7 +88,7 @@ static int with_lost(struct handle *h, int err)
 	uint64_t lost;
 
 	if (err) {
-		shared_lost(h->inode, h, err);
+		may_be_lost(h->inode, h, err);
 		return err;
 	}
 	lost = atomic_load(&h->inode->lost);
@@ -123,24 +141,32 @@ static int look(struct inode *inode, int fd, struct look *out)
 
 /*
  * Not all file systems behind FUSE forget by themselves what may be old. Advice does not drop pages that somebody is just reading; when
- * a file is opened the kernel waits for those. (Pages that are mapped stay.) @opened: it has just been. On failure old pages may be left.
+ * a file is opened the kernel waits for those. 0; an errno (negative); or 1: pages may be left that are old (mapped ones, or where the
+ * engine has the kernel keep them).
  */
-static int forget_below(struct inode *inode, int fd, bool opened)
+enum forget {
+	FORGET_OPENED, /* it has just been opened */
+	FORGET_LEFT,   /* open it if advice leaves any */
+	FORGET_ALL,    /* open it in any case */
+};
+static int forget_below(struct inode *inode, int fd, enum forget how)
 {
 	int again;
 
 	if (!inode->fs->below_is_fuse)
 		return 0;
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	if (opened || fault_point("break.only_advise") || !store_dir_has_pages(fd))
+	if (how == FORGET_OPENED)
+		return store_dir_has_pages(fd);
+	if (fault_point("break.only_advise") || (how == FORGET_LEFT && !store_dir_has_pages(fd)))
 		return 0;
 	again = open(fd_path(fd).text, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (again < 0)
 		return -errno_below(errno);
 	if (close(again))
-		shared_lost(inode, NULL, -errno);
+		may_be_lost(inode, NULL, -errno);
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	return 0;
+	return store_dir_has_pages(fd);
 }
 
 int shared_revalidate(struct inode *inode, int fd, bool opened)
@@ -156,10 +182,12 @@ int shared_revalidate(struct inode *inode, int fd, bool opened)
 	pthread_mutex_unlock(&inode->lock);
 	if (!changed)
 		return 0;
-	err = forget_below(inode, fd, opened);
+	err = forget_below(inode, fd, opened ? FORGET_OPENED : FORGET_LEFT);
+	if (err < 0 && err != -EACCES)
+		return err == -EAGAIN ? -EIO : err; /* who asks for a lock would take the former for "others have it" */
 	/* Noted afterwards, since whoever finds that nothing has changed reads what the kernel has. */
 	if (err || now.young)
-		return is_shortage(-err) ? err : 0;
+		return 0;
 	pthread_mutex_lock(&inode->lock);
 	inode->seen = now;
 	pthread_mutex_unlock(&inode->lock);
@@ -214,7 +242,7 @@ int shared_acquire(struct handle *h, struct cfile *f)
 	uint64_t news = 0;
 	struct look now;
 	bool compares;
-	int err = look(inode, h->fd, &now);
+	int err = look(inode, h->fd, &now), left;
 
 	if (err)
 		return err;
@@ -229,11 +257,16 @@ int shared_acquire(struct handle *h, struct cfile *f)
 		news = cfile_cpu_stops(f);
 	}
 	pthread_mutex_unlock(&inode->lock);
-	if (compares)
-		(void)forget_below(inode, h->fd, false);
-	err = look_for_end(f, &now);
-	if (!err && news)
+	/* Always opened: an engine that is close-to-open may ask its server then only. */
+	left = compares ? forget_below(inode, h->fd, FORGET_ALL) : 0;
+	err = left < 0 && left != -EACCES ? left : look_for_end(f, &now);
+	if (!err && news && !left) {
 		(void)cfile_cpu_stopped(f, news); /* if it fails, acquires go on comparing */
+	} else if (news) {
+		pthread_mutex_lock(&inode->lock);
+		cfile_cpu_writes(f);
+		pthread_mutex_unlock(&inode->lock);
+	}
 	return err;
 }
 
@@ -255,16 +288,11 @@ int shared_store(struct handle *h)
 int shared_store_writers(struct handle *h)
 {
 	struct inode *inode = h->inode;
-	struct fs *fs = inode->fs;
-	bool is_written;
 	int fd;
 
 	if (open_to_write(h->flags))
 		return shared_store(h);
-	pthread_mutex_lock(&fs->lock);
-	is_written = inode->writers;
-	pthread_mutex_unlock(&fs->lock);
-	if (!is_written)
+	if (!is_written(inode))
 		return 0;
 	fd = inode_open(inode, O_WRONLY);
 	/* The file's mode may have changed since it was opened. */
@@ -314,7 +342,7 @@ void shared_close(struct handle *h)
 		contents_put(h->inode);
 	locks_end_of_handle(h); /* if it had no RELEASE */
 	if (close(h->fd))
-		shared_lost(h->inode, NULL, -errno);
+		may_be_lost(h->inode, NULL, -errno);
 	inode_fd_put(h->inode);
 	quota_give(h->inode->fs->config.quota, QUOTA_shared_files, h->uid);
 }

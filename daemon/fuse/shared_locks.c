@@ -281,11 +281,27 @@ static bool gives_up(const struct lock_wait *w)
 	return w->owner ? w->record.l_type == F_UNLCK : w->op == LOCK_UN;
 }
 
+/* What was written under a lock is stored before others get it. */
+static void store_for_others(const struct lock_wait *w)
+{
+	int err = fault_point("break.unlock_unstored") ? 0 : shared_store_writers(w->handle);
+
+	if (err)
+		shared_lost(w->handle->inode, NULL, err); /* the next close or fsync reports it */
+}
+
+/* Whether others may have the bytes afterwards that nobody but the caller could have before. */
+static bool lets_others_in(const struct lock_wait *w)
+{
+	return w->owner ? w->record.l_type != F_WRLCK : w->op != LOCK_EX;
+}
+
 /* Give the lock up that was got just now; with it goes what the caller had of these bytes before. */
 static void undo(const struct lock_wait *w)
 {
 	struct flock record = w->record;
 
+	store_for_others(w);
 	record.l_type = F_UNLCK;
 	if (w->owner)
 		(void)fcntl(w->owner->fd, F_OFD_SETLK, &record);
@@ -503,11 +519,8 @@ static void lock_file(struct lock_wait *w, bool sleep)
 	int err;
 
 	handle_keep(w->handle); /* until finish() */
-	if (gives_up(w) && !fault_point("break.unlock_unstored")) {
-		err = shared_store_writers(w->handle);
-		if (err)
-			shared_lost(w->handle->inode, NULL, err); /* the next close or fsync reports it */
-	}
+	if (lets_others_in(w))
+		store_for_others(w);
 	err = try_lock(w);
 	if (err == -EAGAIN && sleep) {
 		err = begin_waiting(w);

@@ -508,6 +508,26 @@ static void who_waits_for_locks_holds_nobody_up(void)
 }
 ON(nodes_locks, who_waits_for_locks_holds_nobody_up, passed, false, true, "1", "")
 
+ALL(nodes_locks, what_was_written_is_seen_by_those_whom_a_weaker_lock_lets_in)
+{
+	for (enum kind k = 0; k < KINDS; k++) {
+		char new = (char)('A' + k), is = 0;
+		int fd[NODES];
+
+		put(0, "f", "text");
+		for (int i = 0; i < NODES; i++)
+			fd[i] = open_at(i, "f", O_RDWR);
+		cr_assert_eq(lock(fd[0], k, LOCK_EX), 0);
+		cr_assert_eq(pwrite(fd[0], &new, 1, 0), 1);
+		cr_assert_eq(lock(fd[0], k, LOCK_SH), 0);
+		cr_assert_eq(lock(fd[1], k, LOCK_SH), 0);
+		cr_assert_eq(pread(fd[1], &is, 1, 0), 1);
+		cr_expect_eq(is, new, "kind %d: %c, not %c", k, is, new);
+		for (int i = 0; i < NODES; i++)
+			close(fd[i]);
+	}
+}
+
 /* On node 1: read the file, whose first answer comes late. */
 static int read_late(void *arg)
 {
