@@ -22,6 +22,7 @@
 #include <sys/types.h>
 
 #include "mountpoint.h"
+#include "random.h"
 
 #define PAGE 4096u
 #define MAX_PROCS 64		/* of a round; ids need 6 bits */
@@ -169,16 +170,9 @@ struct world {
 
 enum { PHASE_RUN, PHASE_SETTLE, PHASE_LOOK, PHASE_STORE, PHASE_LOOK_AGAIN, PHASE_END };
 
-/* In a process of the round: its world, itself, its log, and its random numbers. */
+/* In a process of the round: its world, itself, and its log. */
 extern struct world *world;
 extern unsigned me;
-uint64_t draw(void);
-unsigned below(unsigned n);
-bool chance(unsigned percent);
-void reseed(uint64_t seed);
-
-uint64_t now(void);
-
 static inline unsigned cell_size(void) { return world->config.bytes ? 1 : 8; }
 static inline unsigned page_cells(void) { return PAGE / cell_size(); }
 static inline uint32_t all_cells(void) { return world->config.hot * page_cells(); }

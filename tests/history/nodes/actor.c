@@ -476,8 +476,7 @@ int actor_play(struct actor *a)
 
 int actor_look(struct actor *a)
 {
-	const unsigned cells = world->config.cells;
-	uint32_t value[MOST_CELLS];
+	uint32_t value[MOST_RUN];
 	uint64_t asked, begin;
 
 	me = a;
@@ -506,5 +505,5 @@ int actor_look(struct actor *a)
 		}
 		WORKS(f, close(fd));
 	}
-	return (int)(cells == 0);
+	return 0;
 }

@@ -15,7 +15,6 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "gaia/client.h"
@@ -53,43 +52,10 @@ static struct mnt node[NODES];
 static char top[PATH_MAX], files[PATH_MAX + 16];
 static char given[NODES][PATH_MAX]; /* the engine's clients, if the environment names them */
 static const char *faults;
-static uint64_t random_state;
 static struct {
 	unsigned rounds, skipped;
 	unsigned long reads, writes, turns;
 } stats;
-
-uint64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-uint64_t draw(void)
-{
-	uint64_t z = random_state += 0x9e3779b97f4a7c15u;
-
-	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-	return z ^ (z >> 31);
-}
-
-unsigned below(unsigned n)
-{
-	return n ? (unsigned)(draw() % n) : 0;
-}
-
-bool chance(unsigned percent)
-{
-	return below(100) < percent;
-}
-
-void reseed(uint64_t seed)
-{
-	random_state = seed;
-}
 
 off_t hot_page_offset(unsigned page)
 {

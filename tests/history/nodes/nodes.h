@@ -17,6 +17,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "../random.h"
+
 #define PAGE 4096u
 #define MIB (1u << 20)
 #define SIZE (2 * MIB + 2 * PAGE) /* of a file: two chunks */
@@ -106,12 +108,6 @@ struct world {
 };
 
 extern struct world *world;
-
-uint64_t now(void);
-uint64_t draw(void);
-unsigned below(unsigned n);
-bool chance(unsigned percent);
-void reseed(uint64_t seed);
 
 static inline unsigned all_cells(const struct config *c)
 {
