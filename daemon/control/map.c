@@ -345,9 +345,6 @@ int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io
 	before = uses_enter(&map->client->uses);
 	if (len)
 		err = cache_fsync(f, off, len, true);
-	/* If the source says this, as one behind FUSE may, the client would take it for the daemon's end. */
-	if (len && (err == -ENOTCONN || err == -ECONNABORTED))
-		err = -EIO;
 	uses_leave(before);
 	map_put(map);
 	return err;

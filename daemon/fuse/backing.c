@@ -5,10 +5,12 @@
  * there are descriptors. So above fs->max_backings the file below that has been unused for longest is
  * closed, and opened again when it is used next.
  */
+#include "base/log.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Lives until the cache closes the store file. The cfile's reference keeps the inode meanwhile. */
 struct backing {
@@ -37,42 +39,51 @@ static struct backing *backing_of(struct store_file *file)
 	return container_of(file, struct backing, base);
 }
 
-static void close_file(struct store_file *file)
+/* A file below that is to be closed when the lock is no longer held. */
+struct unused {
+	struct store_file *under; /* NULL: none */
+	struct inode *inode;	  /* kept until then */
+};
+
+static void close_unused(struct unused unused)
 {
-	if (file)
-		file->ops->close(file);
+	if (!unused.under)
+		return;
+	lost_below(unused.inode, unused.under->ops->close(unused.under));
+	inode_put(unused.inode);
 }
 
-/* The file below, to be closed when the lock is no longer held; NULL: it is in use. fs->lock is held here and in the next two. */
-static struct store_file *take_unused(struct backing *b)
+/* Nothing if it is in use. fs->lock is held here and in the next two. */
+static struct unused take_unused(struct backing *b)
 {
 	struct fs *fs = b->inode->fs;
-	struct store_file *under;
-	int unused = 0;
+	struct unused unused;
+	int uses = 0;
 
-	if (!atomic_compare_exchange_strong(&b->uses, &unused, CLOSED))
-		return NULL;
+	if (!atomic_compare_exchange_strong(&b->uses, &uses, CLOSED))
+		return (struct unused){ NULL };
 	TAILQ_REMOVE(&fs->backings, b, link);
 	fs->n_backings--;
-	under = b->under;
+	unused = (struct unused){ .under = b->under, .inode = b->inode };
 	b->under = NULL;
-	return under;
+	b->inode->refs++;
+	return unused;
 }
 
-static struct store_file *take_surplus(struct fs *fs)
+static struct unused take_surplus(struct fs *fs)
 {
 	for (unsigned n = 0; n < LOOKS && fs->n_backings > fs->max_backings; n++) {
 		struct backing *b = TAILQ_FIRST(&fs->backings);
-		struct store_file *under = NULL;
+		struct unused unused = { NULL };
 
 		if (!atomic_exchange(&b->used, false))
-			under = take_unused(b);
-		if (under)
-			return under;
+			unused = take_unused(b);
+		if (unused.under)
+			return unused;
 		TAILQ_REMOVE(&fs->backings, b, link);
 		TAILQ_INSERT_TAIL(&fs->backings, b, link);
 	}
-	return NULL;
+	return (struct unused){ NULL };
 }
 
 static void opened(struct backing *b, struct store_file *under)
@@ -101,7 +112,7 @@ static int reopen(struct backing *b)
 	}
 	if (!err && under) {
 		pthread_mutex_unlock(&fs->lock);
-		close_file(under);
+		lost_below(b->inode, under->ops->close(under));
 		pthread_mutex_lock(&fs->lock);
 	}
 	return err;
@@ -110,7 +121,7 @@ static int reopen(struct backing *b)
 static int begin_closed(struct backing *b)
 {
 	struct fs *fs = b->inode->fs;
-	struct store_file *surplus;
+	struct unused surplus;
 	int err = 0;
 
 	pthread_mutex_lock(&fs->lock);
@@ -120,7 +131,7 @@ static int begin_closed(struct backing *b)
 		atomic_fetch_add(&b->uses, 1);
 	surplus = take_surplus(fs);
 	pthread_mutex_unlock(&fs->lock);
-	close_file(surplus);
+	close_unused(surplus);
 	return err;
 }
 
@@ -149,17 +160,42 @@ static void end(struct store_file *file)
 	atomic_fetch_sub(&backing_of(file)->uses, 1);
 }
 
+/* A descriptor that the engine below has given up (after it was cut off from its server) fails for ever; a new one does not. */
+static void close_if_unused(struct backing *b)
+{
+	struct fs *fs = b->inode->fs;
+	struct unused unused;
+
+	pthread_mutex_lock(&fs->lock);
+	unused = take_unused(b);
+	pthread_mutex_unlock(&fs->lock);
+	close_unused(unused);
+}
+
+/* A call has ended with @res; what to tell of that. */
+static int64_t ended(struct store_file *file, int64_t res)
+{
+	struct backing *b = backing_of(file);
+	struct fs *fs = b->inode->fs;
+	int err = res < 0 ? (int)-res : 0, told = errno_below(err);
+
+	end(file);
+	if (err == EBADFD)
+		close_if_unused(b);
+	if (told != err && log_may(&fs->below_pace))
+		log_warn("%s: the file system below is cut off from its server, or its process has ended: %s", fs->mountpoint, strerror(err));
+	return err ? -told : res;
+}
+
 /* Make one call of the file below. Returns @err, or what the call returns. */
-#define PASS(type, file, call, ...)                                           \
-	({                                                                    \
-		struct store_file *under_;                                    \
-		type res_ = begin(file, &under_);                             \
-                                                                              \
-		if (!res_) {                                                  \
-			res_ = under_->ops->call(under_, ##__VA_ARGS__);      \
-			end(file);                                            \
-		}                                                             \
-		res_;                                                         \
+#define PASS(type, file, call, ...)                                                                 \
+	({                                                                                          \
+		struct store_file *under_;                                                          \
+		type res_ = begin(file, &under_);                                                   \
+                                                                                                    \
+		if (!res_)                                                                          \
+			res_ = (type)ended(file, under_->ops->call(under_, ##__VA_ARGS__));         \
+		res_;                                                                               \
 	})
 
 /*
@@ -205,16 +241,13 @@ static void backing_read_begin(struct store_file *file, struct store_read *rd)
 		return;
 	store_read_begin(under, rd);
 	if (!rd->state)
-		end(file);
+		rd->got = ended(file, rd->got);
 }
 
 /* The store file has been in use since the read began, so the file below is the same one. */
 static ssize_t backing_read_end(struct store_file *file, struct store_read *rd)
 {
-	ssize_t got = store_read_end(backing_of(file)->under, rd);
-
-	end(file);
-	return got;
+	return ended(file, store_read_end(backing_of(file)->under, rd));
 }
 
 static int backing_write(struct store_file *file, const struct iovec *iov, int n, off_t off)
@@ -230,7 +263,7 @@ static int backing_patch(struct store_file *file, const void *buf, const void *b
 
 static int backing_sync(struct store_file *file, bool data_only)
 {
-	return PASS(int, file, sync, data_only);
+	return lost_at_sync(backing_of(file)->inode, PASS(int, file, sync, data_only));
 }
 
 static int backing_truncate(struct store_file *file, off_t size)
@@ -255,7 +288,12 @@ static int backing_stat(struct store_file *file, struct stat *out)
 
 static int backing_utimens(struct store_file *file, const struct timespec ts[2])
 {
-	return PASS(int, file, utimens, ts);
+	int err = PASS(int, file, utimens, ts);
+
+	/* An engine may store first what was written: else it would set the times once more. */
+	if (err == -EIO || cred_no_room(err))
+		lost_below(backing_of(file)->inode, err);
+	return err;
 }
 
 static ssize_t copy_once(struct store_file *from, off_t from_off, struct store_file *to, off_t to_off,
@@ -283,7 +321,7 @@ static ssize_t backing_copy_range(struct store_file *from, off_t from_off, struc
 	return n;
 }
 
-static void backing_close(struct store_file *file)
+static int backing_close(struct store_file *file)
 {
 	struct backing *b = backing_of(file);
 	struct fs *fs = b->inode->fs;
@@ -296,24 +334,26 @@ static void backing_close(struct store_file *file)
 	}
 	LIST_REMOVE(b, of_inode);
 	pthread_mutex_unlock(&fs->lock);
-	close_file(b->under);
+	if (b->under)
+		lost_below(b->inode, b->under->ops->close(b->under));
 	free(b);
+	return 0;
 }
 
 void backing_close_idle(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
-	struct store_file *under[4];
+	struct unused unused[4];
 	struct backing *b;
 	unsigned n = 0;
 
 	pthread_mutex_lock(&fs->lock);
 	LIST_FOREACH(b, &inode->backings, of_inode)
-		if (n < ARRAY_LEN(under) && (under[n] = take_unused(b)))
+		if (n < ARRAY_LEN(unused) && (unused[n] = take_unused(b)).under)
 			n++;
 	pthread_mutex_unlock(&fs->lock);
 	while (n > 0)
-		close_file(under[--n]);
+		close_unused(unused[--n]);
 }
 
 static const struct store_file_ops backing_ops = {
@@ -335,8 +375,9 @@ static const struct store_file_ops backing_ops = {
 int backing_open(struct inode *inode, bool write, struct store_file **out)
 {
 	struct backing *b = calloc(1, sizeof(*b));
-	struct store_file *under, *surplus;
 	struct fs *fs = inode->fs;
+	struct store_file *under;
+	struct unused surplus;
 	int err = -ENOMEM;
 
 	if (!b)
@@ -354,7 +395,7 @@ int backing_open(struct inode *inode, bool write, struct store_file **out)
 	LIST_INSERT_HEAD(&inode->backings, b, of_inode);
 	surplus = take_surplus(fs);
 	pthread_mutex_unlock(&fs->lock);
-	close_file(surplus);
+	close_unused(surplus);
 	*out = &b->base;
 	return 0;
 }

@@ -38,7 +38,7 @@ static int open_with_access(struct inode *inode, bool write, struct store_file *
 	if (fd < 0)
 		return -EACCES;
 	err = store_open(inode->fs->store, fd, write, out);
-	close(fd);
+	inode_close(inode, fd);
 	return err;
 }
 
@@ -72,11 +72,11 @@ static void access_take(struct inode *inode, int fds[2])
 	inode->read_fd = inode->write_fd = -1;
 }
 
-static void close_both(const int fds[2])
+static void close_both(struct inode *inode, const int fds[2])
 {
 	for (int i = 0; i < 2; i++)
 		if (fds[i] >= 0)
-			close(fds[i]);
+			inode_close(inode, fds[i]);
 }
 
 /* A cfile has ended, or cfile_get() found the one that exists. Any thread. */
@@ -93,7 +93,7 @@ static void contents_released(void *cookie)
 		atomic_store(&inode->of_users, false);
 	}
 	pthread_mutex_unlock(&fs->lock);
-	close_both(fds);
+	close_both(inode, fds);
 	inode_put(inode);
 }
 
@@ -127,8 +127,7 @@ static size_t path_of(int fd, char path[PATH_MAX])
 	return (size_t)MAX(n, 0);
 }
 
-/* The file's name on the mount. */
-static bool contents_name(void *cookie, char *buf, size_t size)
+bool contents_name(void *cookie, char *buf, size_t size)
 {
 	struct inode *inode = cookie;
 	struct fs *fs = inode->fs;
@@ -247,7 +246,7 @@ void access_give(struct inode *inode, int access, bool write)
 		pthread_mutex_unlock(&fs->lock);
 	}
 	if (access >= 0)
-		close(access);
+		inode_close(inode, access);
 }
 
 void access_keep(struct inode *inode)
@@ -274,7 +273,7 @@ static void access_drop(struct inode *inode)
 	pthread_mutex_lock(&fs->lock);
 	access_take(inode, fds);
 	pthread_mutex_unlock(&fs->lock);
-	close_both(fds);
+	close_both(inode, fds);
 }
 
 void contents_put(struct inode *inode)

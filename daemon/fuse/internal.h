@@ -126,7 +126,7 @@ struct inode {
 	struct look seen;    /* of a shared source: the kernel's pages below are not older. Never young; */
 	struct look taken;   /* and last for devices: what these may have is not older; */
 	bool written_here;   /* but may be of a file that somebody on this machine can have written since */
-	atomic_uint_least64_t lost; /* of a shared source: the last store of the file that failed, see shared_lost() */
+	atomic_uint_least64_t lost; /* the last store of the file that failed: see lost.c */
 	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
 };
 TAILQ_HEAD(inode_list, inode);
@@ -294,7 +294,7 @@ struct fs {
 	unsigned long source_flags; /* ST_NOSUID, ST_NODEV, ST_NOEXEC as the source is mounted */
 	unsigned max_fds;   /* descriptors of inodes: above it idle ones are closed */
 	unsigned most_fds;  /* descriptors of inodes that cannot be closed: above it only the owners of the mount may make more */
-	struct log_pace fds_pace, remote_pace, unknown_pace;
+	struct log_pace fds_pace, remote_pace, unknown_pace, below_pace;
 	unsigned max_backings; /* the same as max_fds for store files */
 	bool below_is_fuse; /* the source is a FUSE file system */
 	bool mounted;
@@ -454,6 +454,8 @@ struct fd_path fd_path(int fd);
 int errno_below(int err);
 /* Open the file itself, which must not be a symlink. */
 int inode_open(struct inode *inode, int flags);
+/* And close one that can read or write: its errors are told to whom they concern (see lost.c). No lock but inode->lock may be held. */
+void inode_close(struct inode *inode, int fd);
 
 /* ---- contents.c: inodes and cfiles ---- */
 
@@ -464,6 +466,8 @@ void contents_put(struct inode *inode);
 bool contents_cached(struct inode *inode);
 /* Whether anything ever was. Then attributes that were read from the store before may lack what programs have written since. */
 bool contents_were_cached(struct inode *inode);
+/* The file's path on the mount, for messages; false if it has none. @cookie is the inode. */
+bool contents_name(void *cookie, char *buf, size_t size);
 /* A name was removed or added: tell the cache whether any name is left. */
 void contents_names_changed(struct inode *inode);
 
@@ -551,14 +555,34 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 			struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
 			struct fuse_file_info *fi_out, size_t len, int flags);
 
+/*
+ * ---- lost.c: late errors of the file system below ----
+ *
+ * Errors are negative, 0 is none. The caller holds no lock but an inode's.
+ */
+
+/* Something of the file could not be stored: whom it concerns is told, but for @h (or NULL), which knows. */
+void lost_note(struct inode *inode, struct handle *h, int err);
+/* Of a shared source: what to tell a program that has stored the file, of which @err came: that, or what is owed to it from before. */
+int lost_with(struct handle *h, int err);
+/*
+ * The same of a descriptor that is closed. The next one is told again: of a program that has started another the first close is that of the
+ * child, of which nobody looks at the result.
+ */
+int lost_with_close(struct handle *h, int err);
+/* The same after the cache has synced: for device programs. */
+int lost_with_synced(struct handle *h, int err);
+/* The file below was synced for the cache, of which @err came: what to tell the cache. */
+int lost_at_sync(struct inode *inode, int err);
+/* The daemon has closed a descriptor of its own, or set times, of which @err came: perhaps for something that was written before. */
+void lost_below(struct inode *inode, int err);
+
 /* ---- shared.c: files of a shared source ---- */
 
 /* The requests that are carried out differently there. */
 void shared_ops(struct fuse_lowlevel_ops *ops);
 /* Called before INIT is answered. */
 void shared_init(struct fs *fs);
-/* Something of the file could not be stored (@err, negative): all who have it open to write are told, but for @h (or NULL), which knows. */
-void shared_lost(struct inode *inode, struct handle *h, int err);
 /*
  * Ask the file system below whether others have changed the file, by @fd, which is open there: what is read from now on is what they had
  * stored before. @opened: it has just been opened. -ESTALE: the file is gone; looking its name up finds what has it now.

@@ -312,14 +312,14 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_RELEASEV:
 		return release_list(job->handle->inode, f, by_ioctl(job->fs), &job->arg.list);
 	case GAIA_IOC_SYNC:
-		return control_sync(ctl, f, &job->arg.range);
+		return lost_with_synced(job->handle, control_sync(ctl, f, &job->arg.range));
 	case GAIA_IOC_ADVISE:
 		return control_advise(ctl, f, &job->arg.range);
 	case GAIA_IOC_REPORT:
 		return control_report(ctl, f, job->uid, &job->arg.report);
 	case GAIA_IOC_FLUSH:
 	case GAIA_IOC_EVICT:
-		return file_range(job, access);
+		return lost_with_synced(job->handle, file_range(job, access));
 	case GAIA_IOC_SET:
 		return set_options(job);
 	case GAIA_IOC_PLACE:

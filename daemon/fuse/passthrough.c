@@ -63,7 +63,7 @@ static int ask_for_lease(struct inode *inode, int kind)
 	cred_root_end(inode->fs);
 	if (!err)
 		fcntl(fd, F_SETLEASE, F_UNLCK);
-	close(fd);
+	inode_close(inode, fd);
 	return err;
 }
 
@@ -232,7 +232,7 @@ int passthrough_register(fuse_req_t req, struct inode *inode)
 		fd = inode_open(inode, O_RDONLY);
 		id = fd < 0 ? fd : register_backing(req, inode, fd);
 		if (fd >= 0)
-			close(fd);
+			inode_close(inode, fd);
 	}
 	inode->backing_id = MAX(id, 0);
 	return MIN(id, 0);

@@ -45,58 +45,6 @@ void shared_init(struct fs *fs)
 	fs->below_is_fuse = !fstatfs(fs->root.fd, &st) && (unsigned long)st.f_type == FUSE_SUPER_MAGIC;
 }
 
-/* ---- what could not be stored ---- */
-
-/*
- * An engine may answer writes before they are stored, and tell of a failure once: to whoever stores the file next, by whatever
- * descriptor. So all who have it open to write are told, as by the kernel of a file system's own: inode->lost has a number
- * of its own for each failure, and in the last bits its errno. @h: who knows already, or NULL.
- */
-#define LOST_ERRNO 0xffffu
-void shared_lost(struct inode *inode, struct handle *h, int err)
-{
-	uint64_t before = atomic_load(&inode->lost), now;
-
-	do
-		now = (before | LOST_ERRNO) + 1 + (uint64_t)-err;
-	while (!atomic_compare_exchange_weak(&inode->lost, &before, now));
-	if (h)
-		atomic_store(&h->errors_seen, now);
-	count(CTR_storage_errors, 1);
-}
-
-static bool is_written(struct inode *inode)
-{
-	bool is;
-
-	pthread_mutex_lock(&inode->fs->lock);
-	is = inode->writers;
-	pthread_mutex_unlock(&inode->fs->lock);
-	return is;
-}
-
-/* The same, of a descriptor that may only read: if nobody has the file open to write nothing is lost. */
-static void may_be_lost(struct inode *inode, struct handle *h, int err)
-{
-	if ((h && open_to_write(h->flags)) || is_written(inode))
-		shared_lost(inode, h, err);
-}
-
-/* What to tell a program that stores the file, where @err came of it: that; or an error from before that another was told, or nobody. */
-static int with_lost(struct handle *h, int err)
-{
-	uint64_t lost;
-
-	if (err) {
-		may_be_lost(h->inode, h, err);
-		return err;
-	}
-	lost = atomic_load(&h->inode->lost);
-	if (!open_to_write(h->flags) || atomic_exchange(&h->errors_seen, lost) == lost)
-		return 0;
-	return -(int)(lost & LOST_ERRNO);
-}
-
 /* ---- what others have changed ---- */
 
 static bool same_time(struct timespec a, struct timespec b)
@@ -163,8 +111,7 @@ static int forget_below(struct inode *inode, int fd, enum forget how)
 	again = open(fd_path(fd).text, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (again < 0)
 		return -errno_below(errno);
-	if (close(again))
-		may_be_lost(inode, NULL, -errno);
+	inode_close(inode, again);
 	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	return store_dir_has_pages(fd);
 }
@@ -285,6 +232,16 @@ int shared_store(struct handle *h)
 	return err;
 }
 
+static bool is_written(struct inode *inode)
+{
+	bool is;
+
+	pthread_mutex_lock(&inode->fs->lock);
+	is = inode->writers;
+	pthread_mutex_unlock(&inode->fs->lock);
+	return is;
+}
+
 int shared_store_writers(struct handle *h)
 {
 	struct inode *inode = h->inode;
@@ -332,7 +289,7 @@ put_fd:
 	if (kept >= 0)
 		inode_fd_put(inode);
 	quota_give(fs->config.quota, QUOTA_shared_files, uid);
-	close(fd);
+	inode_close(inode, fd);
 	return err;
 }
 
@@ -341,8 +298,7 @@ void shared_close(struct handle *h)
 	if (h->for_devices)
 		contents_put(h->inode);
 	locks_end_of_handle(h); /* if it had no RELEASE */
-	if (close(h->fd))
-		may_be_lost(h->inode, NULL, -errno);
+	inode_close(h->inode, h->fd);
 	inode_fd_put(h->inode);
 	quota_give(h->inode->fs->config.quota, QUOTA_shared_files, h->uid);
 }
@@ -414,7 +370,7 @@ static void shared_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *f
 	if (fd >= 0)
 		inode_fd_put(inode);
 	if (err && below >= 0)
-		close(below);
+		inode_close(inode, below);
 	if (err)
 		quota_give(quota, QUOTA_shared_files, uid);
 	else
@@ -535,7 +491,7 @@ static void shared_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *
 {
 	struct handle *h = req_handle(req, fi);
 	bool may_unlock = atomic_load(&h->locks) || locks_are_of(h->inode, fi->lock_owner);
-	int err = with_lost(h, may_unlock ? shared_store_writers(h) : shared_store(h));
+	int err = lost_with_close(h, may_unlock ? shared_store_writers(h) : shared_store(h));
 
 	locks_end_of_owner(h->inode, fi->lock_owner);
 	fuse_reply_err(req, -err);
@@ -665,7 +621,7 @@ static void shared_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fu
 	struct handle *h = req_handle(req, fi);
 	int err = (datasync ? fdatasync(h->fd) : fsync(h->fd)) ? -errno : 0;
 
-	fuse_reply_err(req, -with_lost(h, err));
+	fuse_reply_err(req, -lost_with(h, err));
 }
 
 static void shared_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi)

@@ -86,7 +86,7 @@ static bool drop(struct lock_owner *o)
 
 static void end_owner(struct inode *inode, struct lock_owner *o)
 {
-	close(o->fd);
+	inode_close(inode, o->fd);
 	quota_give(inode->fs->config.quota, QUOTA_lock_owners, o->uid);
 	free(o);
 }
@@ -186,7 +186,7 @@ static int make_owner(struct handle *h, uint64_t id, uid_t uid, struct lock_owne
 	o = fd < 0 ? NULL : calloc(1, sizeof(*o));
 	if (!o) {
 		if (fd >= 0)
-			close(fd);
+			inode_close(inode, fd);
 		quota_give(quota, QUOTA_lock_owners, uid);
 		/* EACCES would mean to the caller that somebody has the lock. */
 		return fd >= 0 ? -ENOMEM : fd == -ESTALE || fd == -EIO ? fd : -ENOLCK;
@@ -287,7 +287,7 @@ static void store_for_others(const struct lock_wait *w)
 	int err = fault_point("break.unlock_unstored") ? 0 : shared_store_writers(w->handle);
 
 	if (err)
-		shared_lost(w->handle->inode, NULL, err); /* the next close or fsync reports it */
+		lost_note(w->handle->inode, NULL, err); /* the next close or fsync reports it */
 }
 
 /* Whether others may have the bytes afterwards that nobody but the caller could have before. */

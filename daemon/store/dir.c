@@ -253,14 +253,15 @@ static ssize_t dir_copy_range(struct store_file *from, off_t from_off, struct st
 	return got;
 }
 
-static void dir_close(struct store_file *file)
+static int dir_close(struct store_file *file)
 {
 	struct dir_file *f = container_of(file, struct dir_file, base);
+	int err = f->direct >= 0 && close(f->direct) ? -errno : 0;
 
-	if (f->direct >= 0)
-		close(f->direct);
-	close(f->fd);
+	if (close(f->fd))
+		err = -errno;
 	free(f);
+	return err;
 }
 
 static const struct store_file_ops dir_file_ops = {

@@ -128,10 +128,12 @@ static ssize_t faulty_copy_range(struct store_file *from, off_t from_off, struct
 	return under_of(from)->ops->copy_range(under_of(from), from_off, under_of(to), to_off, len);
 }
 
-static void faulty_close(struct store_file *file)
+static int faulty_close(struct store_file *file)
 {
-	under_of(file)->ops->close(under_of(file));
+	int err = under_of(file)->ops->close(under_of(file));
+
 	free(container_of(file, struct faulty_file, base));
+	return err;
 }
 
 static const struct store_file_ops faulty_file_ops = {

@@ -405,9 +405,10 @@ static ssize_t mem_copy_range(struct store_file *from, off_t from_off, struct st
 	return (ssize_t)total;
 }
 
-static void mem_close(struct store_file *file)
+static int mem_close(struct store_file *file)
 {
 	free(container_of(file, struct mem_file, base));
+	return 0;
 }
 
 static const struct store_file_ops mem_file_ops = {

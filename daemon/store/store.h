@@ -110,8 +110,11 @@ struct store_file_ops {
 	ssize_t (*copy_range)(struct store_file *from, off_t from_off, struct store_file *to,
 			      off_t to_off, size_t len);
 
-	/* Cannot fail. No call on @file may be in progress. Frees @file. */
-	void (*close)(struct store_file *file);
+	/*
+	 * No call on @file may be in progress. Frees @file, always. 0, or an errno (negative): something that was written before, by
+	 * whomever, may not be stored, and this call alone was told.
+	 */
+	int (*close)(struct store_file *file);
 };
 
 struct store {

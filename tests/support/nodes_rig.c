@@ -43,12 +43,13 @@ bool nodes_start(bool engine, bool passthrough, const char *names_age, const cha
 		return false;
 	on_engine = engine;
 	args[n++] = "--source";
-	args[n++] = "shared";
+	args[n++] = names_age ? "shared" : "local";
 	args[n++] = "--cpu-cache";
 	args[n++] = passthrough ? "auto" : "writethrough";
 	args[n++] = "--device";
 	args[n++] = "sim:16M";
-	args[n++] = "--names-age";
+	if (names_age)
+		args[n++] = "--names-age";
 	args[n++] = names_age;
 	args[n] = NULL;
 	tree_make_temp(NULL, top);

@@ -33,7 +33,7 @@ extern int at[NODES]; /* their roots */
 extern char top[PATH_MAX], files[PATH_MAX + 16]; /* a directory for the test, and in it the one that all share */
 extern int below; /* the latter */
 
-/* @engine_option: of engine_fs.c, or "". False: that cannot be here, and stderr says why. */
+/* @names_age: NULL: the source is not shared, only node 0 is to be used. @engine_option: of engine_fs.c, or "". False: that cannot be here, and stderr says why. */
 bool nodes_start(bool engine, bool passthrough, const char *names_age, const char *engine_option);
 /* Assert a clean end, if there are any. */
 void nodes_stop(void);

@@ -1,0 +1,154 @@
+/*
+ * nodes_lost.c - writes that an engine loses after it has answered them, of which it tells once, to whoever stores or closes the file next.
+ *
+ * Of engine_fs.c only, which loses writes that begin with LOSE.
+ */
+#include <gaia/client.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "nodes_rig.h"
+
+#define PAGE 4096
+
+#define WORKS(call) cr_assert_eq(call, 0, "%s: %s", #call, gaia_last_error_text())
+#define SAYS_EIO(call)                                              \
+	do {                                                        \
+		cr_assert_eq(call, -1, "%s has worked", #call);     \
+		cr_assert_eq(errno, EIO, "%s: %s", #call, strerror(errno)); \
+	} while (0)
+
+static unsigned char *map(int fd)
+{
+	unsigned char *p = gaia_mmap(PAGE, PROT_READ | PROT_WRITE, fd, 0, 0);
+
+	cr_assert_neq(p, MAP_FAILED, "%s", gaia_last_error_text());
+	return p;
+}
+
+static void device_writes(unsigned char *p, const char *bytes)
+{
+	WORKS(gaia_acquire(p, PAGE, PROT_READ | PROT_WRITE));
+	memcpy(p, bytes, strlen(bytes));
+	WORKS(gaia_release(p, PAGE));
+}
+
+static void writes(int fd, const char *bytes)
+{
+	cr_assert_eq(pwrite(fd, bytes, strlen(bytes), 0), (ssize_t)strlen(bytes));
+}
+
+/* The daemon notes it. */
+static void wait_for_note(long before)
+{
+	for (int i = 0; i < 3000 && counter_of(0, "storage_errors") == before; i++)
+		nanosleep(&(struct timespec){ .tv_nsec = 10 * 1000 * 1000 }, NULL);
+	cr_assert_gt(counter_of(0, "storage_errors"), before);
+}
+
+static void devices_and_programs_tell_each_other(void)
+{
+	int mapped, fd;
+	unsigned char *p;
+
+	if (getenv("GAIA_ENGINE_CLIENTS"))
+		cr_skip_test("of this engine_fs only");
+	put(0, "f", "a file");
+	mapped = open_at(0, "f", O_RDWR);
+	fd = open_at(0, "f", O_RDWR);
+	p = map(mapped);
+	device_writes(p, "LOSE");
+	SAYS_EIO(fsync(fd));
+	SAYS_EIO(gaia_sync(p, PAGE));
+	WORKS(gaia_sync(p, PAGE));
+	cr_assert_eq(fsync(fd), 0);
+
+	writes(fd, "LOSE");
+	SAYS_EIO(gaia_sync(p, PAGE));
+	SAYS_EIO(fsync(fd));
+	cr_assert_eq(fsync(fd), 0);
+	WORKS(gaia_sync(p, PAGE));
+
+	WORKS(gaia_munmap(p, PAGE));
+	cr_assert_eq(close(mapped), 0);
+	cr_assert_eq(close(fd), 0);
+}
+ON(nodes_lost, devices_and_programs_tell_each_other, passed, true, true, "0", "")
+ON(nodes_lost, devices_and_programs_tell_each_other, direct, true, false, "0", "")
+
+/* Here of a program that only reads, whose close stores nothing; and the log says it. */
+static void what_a_close_of_the_daemons_finds_is_told_to_who_wrote(void)
+{
+	int mapped, fd;
+	unsigned char *p;
+	long before;
+
+	if (getenv("GAIA_ENGINE_CLIENTS"))
+		cr_skip_test("of this engine_fs only");
+	put(0, "f", "a file");
+	mapped = open_at(0, "f", O_RDWR);
+	fd = open_at(0, "f", O_RDWR);
+	p = map(mapped);
+	before = counter_of(0, "storage_errors");
+	device_writes(p, "LOSE");
+	cr_assert_eq(close(open_at(0, "f", O_RDONLY)), 0);
+	wait_for_note(before);
+	SAYS_EIO(gaia_sync(p, PAGE));
+	SAYS_EIO(close(fd));
+	WORKS(gaia_munmap(p, PAGE));
+	cr_assert_eq(close(mapped), 0);
+	cr_assert_gt(mnt_log_lines(&node[0], "/f: the file system below says, late,"), 0);
+}
+ON(nodes_lost, what_a_close_of_the_daemons_finds_is_told_to_who_wrote, passed, true, true, "0", "")
+ON(nodes_lost, what_a_close_of_the_daemons_finds_is_told_to_who_wrote, direct, true, false, "0", "")
+
+static void closes_that_nobody_looks_at(void)
+{
+	cr_assert_eq(system("true"), 0);
+}
+
+/* A child that runs a program closes what it has inherited, and the engine tells it. */
+static void a_child_that_closes_its_descriptors_takes_no_error_away(void)
+{
+	int fd;
+
+	if (getenv("GAIA_ENGINE_CLIENTS"))
+		cr_skip_test("of this engine_fs only");
+	put(0, "f", "a file");
+	fd = open_at(0, "f", O_RDWR);
+	writes(fd, "LOSE");
+	closes_that_nobody_looks_at();
+	closes_that_nobody_looks_at();
+	SAYS_EIO(fsync(fd));
+	cr_assert_eq(fsync(fd), 0);
+	writes(fd, "LOSE");
+	closes_that_nobody_looks_at();
+	SAYS_EIO(close(fd));
+}
+ON(nodes_lost, a_child_that_closes_its_descriptors_takes_no_error_away, passed, true, true, "0", "")
+ON(nodes_lost, a_child_that_closes_its_descriptors_takes_no_error_away, direct, true, false, "0", "")
+
+/* A source that is not shared may be such an engine as well. What the cache still has it stores again. */
+static void a_sync_fails_after_such_a_close_and_the_cache_stores_again(void)
+{
+	long before;
+	int fd;
+
+	if (getenv("GAIA_ENGINE_CLIENTS"))
+		cr_skip_test("of this engine_fs only");
+	put(0, "f", "a file");
+	fd = open_at(0, "f", O_RDWR);
+	before = counter_of(0, "storage_errors");
+	writes(fd, "LOSE");
+	/* The first close has the cache store it. And before it answers an open the daemon looks whether it may, by a descriptor that it closes. */
+	for (int i = 0; i < 2; i++)
+		cr_assert_eq(close(open_at(0, "f", O_RDWR)), 0);
+	wait_for_note(before);
+	SAYS_EIO(fsync(fd));
+	writes(fd, "KEEP");
+	cr_assert_eq(fsync(fd), 0);
+	cr_assert_eq(close(fd), 0);
+	has(0, "f", "KEEPle");
+}
+ON(nodes_lost, a_sync_fails_after_such_a_close_and_the_cache_stores_again, local, true, false, NULL, "")
