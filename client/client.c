@@ -461,6 +461,12 @@ static int sync_inside(struct mapping *m, struct gaia_ioc_range io)
 	return err ? err : wire_ioctl(m->file->fd, GAIA_IOC_SYNC, &io);
 }
 
+static int publish_inside(struct mapping *m, struct gaia_ioc_range io)
+{
+	io.prot = m->conn->features & GAIA_FEATURE_PUBLISHES ? GAIA_SYNC_PUBLISH : 0;
+	return sync_inside(m, io);
+}
+
 static int advise_inside(struct mapping *m, struct gaia_ioc_range io)
 {
 	/* An older daemon reads nothing ahead: there is nothing to advise it on. */
@@ -484,9 +490,9 @@ static int do_range(struct mapping *m, const struct gaia_ioc_range *io, int (*fn
 	return err;
 }
 
-int gaia_sync(void *addr, size_t length)
+/* gaia_sync() and gaia_publish(). */
+static int store_range(void *addr, size_t length, int (*fn)(struct mapping *m, struct gaia_ioc_range io))
 {
-	CALL();
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -496,7 +502,19 @@ int gaia_sync(void *addr, size_t length)
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	return range_end(m, do_range(m, &io, sync_inside));
+	return range_end(m, do_range(m, &io, fn));
+}
+
+int gaia_sync(void *addr, size_t length)
+{
+	CALL();
+	return store_range(addr, length, sync_inside);
+}
+
+int gaia_publish(void *addr, size_t length)
+{
+	CALL();
+	return store_range(addr, length, publish_inside);
 }
 
 int gaia_advise(void *addr, size_t length, int advice)

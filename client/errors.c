@@ -200,7 +200,7 @@ static const char *advice(int err)
 	case ENOTSUP:
 		if (is_call("gaia_release"))
 			return "the range is released; what could not be stored is kept and tried again: do not repeat the call";
-		return is_call("gaia_sync") ? "it is not on storage; the data stays cached and is tried again" :
+		return is_call("gaia_sync") || is_call("gaia_publish") ? "it is not on storage; the data stays cached and is tried again" :
 			      "the storage or the device failed; the daemon's log says more";
 	default:
 		return NULL;

@@ -101,6 +101,7 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 int control_lists(struct control *ctl, struct gaia_ioc_lists *io);
 int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_list *io, atomic_uint *verdict);
 int control_releasev(struct control *ctl, struct cfile *f, enum releases may, struct gaia_ioc_list *io, bool *changed);
+/* With GAIA_SYNC_PUBLISH the store has it afterwards, perhaps not its disk. */
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 /* Only owners of the mount (quota_is_owner()) are told of other users. */

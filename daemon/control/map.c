@@ -337,14 +337,14 @@ int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io
 	struct map *map;
 	int err;
 
-	if (io->prot || io->advice)
+	if ((io->prot && io->prot != GAIA_SYNC_PUBLISH) || io->advice)
 		return -EINVAL;
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)
 		return err;
 	before = uses_enter(&map->client->uses);
 	if (len)
-		err = cache_fsync(f, off, len, true);
+		err = io->prot ? cache_publish(f, off, len) : cache_fsync(f, off, len, true);
 	uses_leave(before);
 	map_put(map);
 	return err;

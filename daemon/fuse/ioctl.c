@@ -281,6 +281,16 @@ static int acquire_begins_below(struct ioctl_job *job)
 	return 0;
 }
 
+static int sync_contents(struct ioctl_job *job, struct cfile *f)
+{
+	int err = control_sync(job->fs->control, f, &job->arg.range);
+
+	/* What the file below has other nodes see when its client has stored it. */
+	if (!err && job->arg.range.prot && job->fs->config.shared)
+		return lost_with(job->handle, shared_store_writers(job->handle));
+	return lost_with_synced(job->handle, err);
+}
+
 static int carry_out(struct ioctl_job *job)
 {
 	struct control *ctl = job->fs->control;
@@ -312,7 +322,7 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_RELEASEV:
 		return release_list(job->handle->inode, f, by_ioctl(job->fs), &job->arg.list);
 	case GAIA_IOC_SYNC:
-		return lost_with_synced(job->handle, control_sync(ctl, f, &job->arg.range));
+		return sync_contents(job, f);
 	case GAIA_IOC_ADVISE:
 		return control_advise(ctl, f, &job->arg.range);
 	case GAIA_IOC_REPORT:

@@ -336,6 +336,8 @@ void cache_owner_changed(struct cfile *f);
 void cache_opened_to_write(struct cfile *f, uid_t uid);
 /* [F] cache_flush of a range, and what devices have released in it, and sync. */
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only);
+/* [F] The same without the sync. */
+int cache_publish(struct cfile *f, off_t off, off_t len);
 
 /*
  * Errors of writeback that nobody waited for. Each cursor (one for each open file description)

@@ -513,19 +513,23 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 	return err;
 }
 
-int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
+int cache_publish(struct cfile *f, off_t off, off_t len)
 {
 	uint64_t last = len == 0 ? UINT64_MAX : (uint64_t)(off + len - 1) / GAIA_CHUNK;
-	uint64_t failed = atomic_load(&f->syncs_failed);
-	struct store_file *sf;
 	int err, result;
 
 	pthread_rwlock_rdlock(&f->range);
 	result = cfile_fetch(f, (uint64_t)off, (uint64_t)len);
 	err = store_range(f, (uint64_t)off / GAIA_CHUNK, last);
 	pthread_rwlock_unlock(&f->range);
-	if (!result)
-		result = err;
+	return result ? result : err;
+}
+
+int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
+{
+	uint64_t failed = atomic_load(&f->syncs_failed);
+	int err, result = cache_publish(f, off, len);
+	struct store_file *sf;
 
 	/* A file that nobody could write has nothing of ours to sync, but costs nothing either. */
 	err = cfile_store(f, false, &sf);

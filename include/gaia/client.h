@@ -248,6 +248,12 @@ int gaia_wait(int fd);
 int gaia_sync(void *addr, size_t length);
 
 /*
+ * The same, but without waiting for the disk: on return it is in the file below the mount, where all see it who read that file, on other
+ * nodes, too (gaiafs-nodes(7)), and a power cut may lose it. Errors are those of gaia_sync(); a daemon older than this library syncs.
+ */
+int gaia_publish(void *addr, size_t length);
+
+/*
  * Say how the range will be used: as madvise(2), with the same numbers. Any alignment; advice holds for whole
  * pages. It never changes what a program sees. All but DONTNEED return at once.
  *

@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 10u
+#define GAIA_PROTOCOL_MINOR 11u
 
 /*
  * Since 1.1.
@@ -89,6 +89,9 @@ extern "C" {
  *
  * Since 1.10.
  * LEAVES: UPGRADE may have GAIA_UPGRADE_LEAVE.
+ *
+ * Since 1.11.
+ * PUBLISHES: SYNC may have GAIA_SYNC_PUBLISH. (Daemons without it: EINVAL.)
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -103,11 +106,12 @@ extern "C" {
 #define GAIA_FEATURE_SETTINGS 1024ull
 #define GAIA_FEATURE_MOVES 2048ull
 #define GAIA_FEATURE_LEAVES 4096ull
+#define GAIA_FEATURE_PUBLISHES 8192ull
 /* All of this version. */
 #define GAIA_FEATURES                                                                                         \
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
 	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS | GAIA_FEATURE_HOST | \
-	 GAIA_FEATURE_SETTINGS | GAIA_FEATURE_MOVES | GAIA_FEATURE_LEAVES)
+	 GAIA_FEATURE_SETTINGS | GAIA_FEATURE_MOVES | GAIA_FEATURE_LEAVES | GAIA_FEATURE_PUBLISHES)
 /* Of these, what only tools ask for, not what a client's connection uses. */
 #define GAIA_FEATURES_OF_TOOLS (GAIA_FEATURE_SETTINGS | GAIA_FEATURE_LEAVES)
 
@@ -231,7 +235,7 @@ struct gaia_ioc_range {
 	uint64_t map;
 	uint64_t offset;	/* of the file, bytes; no alignment asked */
 	uint64_t length;	/* bytes */
-	uint32_t prot;		/* ACQUIRE: GAIA_PROT_READ, _WRITE (alone: with OVERWRITE), or both; and a flag, or PINNED alone; RELEASE: 0 or GAIA_PROT_UNUSED; else 0 */
+	uint32_t prot;		/* ACQUIRE: GAIA_PROT_READ, _WRITE (alone: with OVERWRITE), or both; and a flag, or PINNED alone; RELEASE: 0 or GAIA_PROT_UNUSED; SYNC: 0 or GAIA_SYNC_PUBLISH; else 0 */
 	union {
 		uint32_t advice;	/* ADVISE: GAIA_ADVISE_*; else 0 */
 		/*
@@ -244,6 +248,9 @@ struct gaia_ioc_range {
 	};
 	uint64_t seq;		/* out, ACQUIRE: handle messages up to this first; 0: none */
 };
+
+/* With PUBLISHES: store it where others see it, other nodes, too, without waiting for the disk. */
+#define GAIA_SYNC_PUBLISH 1u
 
 /* NORMAL, RANDOM, SEQUENTIAL: since 1.2, with ADVICE. EAGAIN: too many ranges of the mapping have advice of their own. */
 #define GAIA_ADVISE_NORMAL 0u

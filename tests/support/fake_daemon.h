@@ -40,7 +40,7 @@ int fake_ioctl(int fd, unsigned long request, void *arg);
 
 /* What was asked of the cache so far. */
 struct fake_cache {
-	unsigned maps, unmaps, acquires, releases, syncs, advices;
+	unsigned maps, unmaps, acquires, releases, syncs, publishes, advices;
 	unsigned given_back;		/* those of the releases that were of what had not been used */
 	unsigned live;			/* mappings */
 	unsigned kept;			/* mappings whose client keeps the memory after unmapping */

@@ -247,6 +247,22 @@ static int sync_first_page(void *none)
 	return cache_fsync(kf->cfile, 0, GAIA_PAGE, true);
 }
 
+Test(store_error, of_sync_is_none_of_publish)
+{
+	uint64_t stored;
+
+	begin_devices(1);
+	write_cpu(0, "x");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	stored = counter_value(CTR_storage_writes);
+	fault_arm("store.sync", -EIO, 0, 1);
+	cr_assert_eq(cache_publish(kf->cfile, 0, GAIA_PAGE), 0);
+	cr_assert_eq(counter_value(CTR_storage_writes) - stored, 1);
+	cr_assert_eq(sync_first_page(NULL), -EIO);
+	cr_assert_eq(sync_first_page(NULL), 0);
+	end();
+}
+
 /* The disk refuses what somebody has just given it, and tells somebody else. */
 Test(store_error, of_sync_makes_what_is_being_stored_be_stored_again)
 {

@@ -380,6 +380,32 @@ Test(memory, of_a_broken_context_goes_as_well)
 	fake_stop();
 }
 
+Test(memory, is_published, .fini = end)
+{
+	unsigned char *p;
+
+	begin();
+	p = map(RW);
+	cr_assert_eq(gaia_publish(p, LENGTH), 0);
+	cr_assert_eq(fake_seen().publishes, 1);
+	cr_assert_eq(fake_seen().syncs, 0);
+	unmap(p);
+}
+
+/* A sync is more than was asked for. */
+Test(memory, is_synced_with_a_daemon_that_cannot_publish, .fini = end)
+{
+	unsigned char *p;
+
+	begin();
+	fake_lacks = GAIA_FEATURE_PUBLISHES;
+	p = map(RW);
+	cr_assert_eq(gaia_publish(p, LENGTH), 0);
+	cr_assert_eq(fake_seen().publishes, 0);
+	cr_assert_eq(fake_seen().syncs, 1);
+	unmap(p);
+}
+
 /* It would refuse it as senseless, which says nothing of what to do. */
 Test(memory, is_not_overwritten_with_a_daemon_that_cannot, .fini = end)
 {

@@ -29,6 +29,7 @@ ffi.cdef(
     int gaia_release_on(void *addr, size_t length, void *stream);
     int gaia_stream_error(const void *ptr);
     int gaia_sync(void *addr, size_t length);
+    int gaia_publish(void *addr, size_t length);
     int gaia_advise(void *addr, size_t length, int advice);
     const char *gaia_version(void);
     const char *gaia_last_error_text(void);

@@ -313,6 +313,13 @@ class Mapping:
         """
         self._range_call(lib.gaia_sync, range)
 
+    def publish(self, range: Range = None) -> None:
+        """As sync(), but without waiting for the disk: the file below the mount has it, where other nodes see it, too. A power cut may lose it.
+
+        OSError: as of sync().
+        """
+        self._range_call(lib.gaia_publish, range)
+
     def prefetch(self, range: Range = None) -> None:
         """Have the range copied to the device in the background, as far as there is free room. Returns at once.
 

@@ -186,6 +186,10 @@ def test_sync_and_prefetch(mount):
         m.sync(slice(0, 10))
         m.prefetch()
         assert (mount.below / "f").read_bytes()[:11] == b"\3" * 10 + b"\0"
+        with m.acquire(slice(0, 10), write=True) as a:
+            a[:] = 4
+        m.publish(slice(0, 10))
+        assert (mount.below / "f").read_bytes()[:11] == b"\4" * 10 + b"\0"
 
 
 def test_threads_work_on_slices_of_one_array(mount):

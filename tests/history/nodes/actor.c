@@ -372,7 +372,7 @@ static void device_steps(unsigned file, unsigned from, unsigned to, uint64_t ask
 static void device_syncs(unsigned file)
 {
 	quiet_begin(true);
-	LIB_WORKS(file, gaia_sync(memory[file], SIZE));
+	LIB_WORKS(file, (chance(50) ? gaia_sync : gaia_publish)(memory[file], SIZE));
 	quiet_end();
 	all_stored(file, 0);
 }
