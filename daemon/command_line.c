@@ -188,7 +188,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		out->cwd = strdup(cwd);
 	result = parse(argc, argv, out);
 	if (result == OPTIONS_WRONG)
-		log_error("%s", out->why);
+		log_at(LOG_LEVEL_ERROR, "%s", out->why);
 	return result;
 }
 

@@ -150,13 +150,13 @@ int ending_last(struct ending *e, struct cache *c)
 
 	json_array_foreach(unstored, k, file) {
 		if (k == NAMED) {
-			log_error("and of %zu more files", json_array_size(unstored) - NAMED);
+			log_at(LOG_LEVEL_ERROR, "and of %zu more files", json_array_size(unstored) - NAMED);
 			break;
 		}
-		log_error("%s: some of what was written could not be stored and is lost: %s (%lld bytes)",
-			  json_string_value(json_object_get(file, "path")),
-			  json_string_value(json_object_get(file, "error")),
-			  (long long)json_integer_value(json_object_get(file, "bytes")));
+		/* Not log_error(): none of the files that are named may be left out. */
+		log_at(LOG_LEVEL_ERROR, "%s: some of what was written could not be stored and is lost: %s (%lld bytes)",
+		       json_string_value(json_object_get(file, "path")), json_string_value(json_object_get(file, "error")),
+		       (long long)json_integer_value(json_object_get(file, "bytes")));
 	}
 	tell(e, unstored);
 	json_decref(unstored);

@@ -480,6 +480,6 @@ int live_reload(struct live *l, char *text, size_t size)
 	else
 		log_info("%s: read again", l->options->config);
 	for (const char *line = text; *line && !err; line += strcspn(line, "\n") + 1)
-		log_warn("%s: %.*s", l->options->config, (int)strcspn(line, "\n"), line);
+		log_at(LOG_LEVEL_WARN, "%s: %.*s", l->options->config, (int)strcspn(line, "\n"), line);
 	return err;
 }

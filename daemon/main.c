@@ -316,13 +316,13 @@ static int take_settings(struct daemon *d)
 
 	for (size_t at = 0; at < d->options.words_length; at += strlen(words + at) + 1) {
 		if (live_is_of_devices(words + at) && !same) {
-			log_warn("`gaia set %s` is over: the options name %u devices now, not %d", words + at, d->devices.n, d->options.devices_before);
+			log_at(LOG_LEVEL_WARN, "`gaia set %s` is over: the options name %u devices now, not %d", words + at, d->devices.n, d->options.devices_before);
 			continue;
 		}
 		err = live_set(&d->live, words + at, strlen(words + at) + 1, said, sizeof(said));
 		if (!err)
 			continue;
-		log_warn("`gaia set %s` is lost: %.*s", words + at, (int)strcspn(said, "\n"), said);
+		log_at(LOG_LEVEL_WARN, "`gaia set %s` is lost: %.*s", words + at, (int)strcspn(said, "\n"), said);
 		if (live_adds(words + at))
 			return err;
 	}
@@ -701,6 +701,7 @@ static int stop(struct daemon *d)
 	if (d->quota)
 		quota_destroy(d->quota);
 	ending_destroy(&d->end);
+	log_end();
 	return err;
 }
 

@@ -85,7 +85,8 @@
 	X(clients_lost, "clients that ended without unmapping, or were disconnected (clients)") \
 	X(grants_refused, "messages with chunks that a client could not map (messages)")         \
 	X(revokes, "chunks taken back from clients (chunks)")                                   \
-	X(revoke_timeouts, "waits for clients that did not give up memory in time (waits)")
+	X(revoke_timeouts, "waits for clients that did not give up memory in time (waits)")     \
+	X(log_lines_left_out, "lines that were left out of the log, as there were too many like them (lines)")
 
 enum counter {
 #define X(name, text) CTR_##name,

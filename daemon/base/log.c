@@ -12,6 +12,7 @@
 #include <syslog.h>
 #include <unistd.h>
 
+#include "base/counters.h"
 #include "base/util.h"
 
 #define PREFIX "gaiafs: "
@@ -69,28 +70,44 @@ bool log_shows(enum log_level level)
 	return (int)level <= atomic_load_explicit(&max_level, memory_order_relaxed);
 }
 
-bool log_may_often(struct log_rate *rate, unsigned *left_out)
+bool log_rate_take(struct log_rate *rate, unsigned at_once, uint64_t each_ns, uint64_t now)
 {
-	uint64_t second = now_ns() / 1000000000, last = atomic_load(&rate->second);
+	uint64_t was = atomic_load(&rate->free_ns), from;
 
-	*left_out = 0;
-	/* A line more or less if several threads come here at once does no harm. */
-	if (second != last && atomic_compare_exchange_strong(&rate->second, &last, second)) {
-		atomic_store(&rate->lines, 1);
-		*left_out = atomic_exchange(&rate->left_out, 0);
-		return true;
-	}
-	if (atomic_fetch_add(&rate->lines, 1) < LOG_RATE)
-		return true;
-	atomic_fetch_add(&rate->left_out, 1);
-	return false;
+	do {
+		from = MAX(was, now);
+		if (from - now > (at_once - 1) * each_ns) {
+			atomic_fetch_add(&rate->left_out, 1);
+			count(CTR_log_lines_left_out, 1);
+			return false;
+		}
+	} while (!atomic_compare_exchange_weak(&rate->free_ns, &was, from + each_ns));
+	return true;
 }
 
-bool log_may(struct log_pace *pace)
+bool log_may_more(struct log_rate *rate, enum log_level level, unsigned at_once, uint64_t each_ns)
 {
-	uint64_t now = now_ns(), next = atomic_load(&pace->next_ns);
+	unsigned left_out;
 
-	return now >= next && atomic_compare_exchange_strong(&pace->next_ns, &next, now + PACE_NS);
+	if (!log_shows(level) || !log_rate_take(rate, at_once, each_ns, now_ns()))
+		return false;
+	left_out = atomic_exchange(&rate->left_out, 0);
+	if (left_out > 0)
+		log_at(level, "(%u lines like the next were left out)", left_out);
+	return true;
+}
+
+bool log_may(struct log_rate *rate)
+{
+	return log_rate_take(rate, 1, PACE_NS, now_ns());
+}
+
+void log_end(void)
+{
+	uint64_t n = counter_value(CTR_log_lines_left_out);
+
+	if (n > 0)
+		log_at(LOG_LEVEL_WARN, "of the log %llu lines were left out in all, as there were too many like them", (unsigned long long)n);
 }
 
 /*

@@ -20,7 +20,7 @@ struct user {
 
 struct quota {
 	uid_t owner; /* constant */
-	struct log_pace pace[QUOTA_COUNT]; /* one for each kind of thing, so that none suppresses another's lines */
+	struct log_rate pace[QUOTA_COUNT]; /* one for each kind of thing, so that none suppresses another's lines */
 
 	pthread_mutex_t lock;
 	/* lock. */

@@ -20,7 +20,7 @@ void bug_at(const char *file, int line, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	log_error("bug: %s:%d: %s; dumping core", file, line, text);
+	log_at(LOG_LEVEL_ERROR, "bug: %s:%d: %s; dumping core", file, line, text);
 	abort();
 }
 

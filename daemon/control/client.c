@@ -141,7 +141,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
 		}
 		if (n == sizeof(msg) && !(hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && take_message(c, &msg))
 			continue;
-		if (log_may(&c->ctl->pace))
+		if (log_shows(LOG_LEVEL_INFO) && log_may(&c->ctl->pace))
 			log_info("control: client %d is disconnected: it sent an invalid message",
 				 (int)c->pid);
 		client_end(c);

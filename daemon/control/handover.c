@@ -188,7 +188,7 @@ bool handover_answered(struct client *c, const struct gaia_msg *msg)
 	if (!good || !msg->error)
 		return good;
 	count(CTR_grants_refused, 1);
-	if (log_may(&c->ctl->mute_pace))
+	if (log_shows(LOG_LEVEL_INFO) && log_may(&c->ctl->mute_pace))
 		log_info("control: client %d could not map what it acquired: %s", (int)c->pid,
 			 strerror(-grant_error(msg->error)));
 	/* A late answer cannot refuse: the chunks count as mapped already. */

@@ -136,7 +136,7 @@ struct control {
 	void *upgrade_arg;
 	uint64_t heir_features; /* see control_move_to() */
 	struct quota *quota;
-	struct log_pace pace, mute_pace; /* of lines that any program can cause, and of those about mute clients */
+	struct log_rate pace, mute_pace; /* of lines that any program can cause, and of those about mute clients */
 	struct listener listener;
 	int netns;	/* the daemon's network namespace; -1: not known */
 	int arrivals;	/* an epoll(7) of all listeners, and of */

@@ -294,7 +294,7 @@ struct fs {
 	unsigned long source_flags; /* ST_NOSUID, ST_NODEV, ST_NOEXEC as the source is mounted */
 	unsigned max_fds;   /* descriptors of inodes: above it idle ones are closed */
 	unsigned most_fds;  /* descriptors of inodes that cannot be closed: above it only the owners of the mount may make more */
-	struct log_pace fds_pace, remote_pace, unknown_pace, below_pace;
+	struct log_rate fds_pace, remote_pace, unknown_pace, below_pace;
 	unsigned max_backings; /* the same as max_fds for store files */
 	bool below_is_fuse; /* the source is a FUSE file system */
 	bool mounted;

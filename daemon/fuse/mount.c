@@ -456,8 +456,10 @@ static void hear(enum fuse_log_level level, const char *fmt, va_list ap)
 	text[strcspn(text, "\n")] = '\0';
 	if (listening)
 		snprintf(said + had, sizeof(said) - had, "%s", text);
+	else if (text[0] && level <= FUSE_LOG_WARNING)
+		log_warn("%s", text);
 	else if (text[0])
-		log_at(level <= FUSE_LOG_WARNING ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s", text);
+		log_debug("%s", text);
 }
 
 /* fusermount3 writes to standard error itself: redirect that to a file meanwhile. */

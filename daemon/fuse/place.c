@@ -133,7 +133,7 @@ struct pinning {
 	unsigned n;
 
 	/* Of the one at work. */
-	unsigned device, files;
+	unsigned device, files, not_pinned;
 	uint64_t bytes;
 };
 
@@ -289,6 +289,7 @@ static void pin_names(struct pinning *p, struct inode *dir, const char *path, un
 
 		sprintf(below, "%s/%s", path, names[k]);
 		if (gone) {
+			p->not_pinned++;
 			log_warn("--pin %u:%s: is not pinned: %s", p->device, below, why(gone));
 		} else if (!err) {
 			pin_below(p, inode, below, depth + 1);
@@ -298,8 +299,10 @@ static void pin_names(struct pinning *p, struct inode *dir, const char *path, un
 		free(names[k]);
 	}
 	free(names);
-	if (err)
+	if (err) {
+		p->not_pinned++;
 		log_warn("--pin %u:%s: %s", p->device, path, why(err));
+	}
 }
 
 /* A file, or the files in a directory; other things that are in one are passed over. */
@@ -308,39 +311,47 @@ static void pin_below(struct pinning *p, struct inode *inode, const char *path, 
 	int err;
 
 	if (inode->type == S_IFDIR) {
-		if (depth < DEPTH_MOST)
+		if (depth < DEPTH_MOST) {
 			pin_names(p, inode, path, depth);
-		else
-			log_warn("--pin %u:%s: what is in it is not pinned: it is too deep", p->device, path);
+			return;
+		}
+		p->not_pinned++;
+		log_warn("--pin %u:%s: what is in it is not pinned: it is too deep", p->device, path);
 		return;
 	}
 	if (inode->type != S_IFREG || ends(p->fs))
 		return;
 	err = pin_file(p, inode);
-	if (err && err != -EINTR)
+	if (err && err != -EINTR) {
+		p->not_pinned++;
 		log_warn("--pin %u:%s: is not pinned: %s", p->device, path, why(err));
+	}
 }
 
+/* Its lines are as many as there are such options, and none of them is left out. */
 static void pin_path(struct pinning *p, const struct fs_pin *pin)
 {
 	struct inode *inode;
 	int err = look_up_path(p->fs, pin->path, &inode);
 
 	p->device = pin->device;
-	p->files = 0;
+	p->files = p->not_pinned = 0;
 	p->bytes = 0;
 	if (err) {
-		log_warn("--pin %u:%s: is not pinned: %s", pin->device, pin->path, why(err));
+		log_at(LOG_LEVEL_WARN, "--pin %u:%s: is not pinned: %s", pin->device, pin->path, why(err));
 		return;
 	}
 	if (inode->type == S_IFREG || inode->type == S_IFDIR)
 		pin_below(p, inode, pin->path, 0);
 	else
-		log_warn("--pin %u:%s: is not pinned: not a regular file or directory", pin->device, pin->path);
+		log_at(LOG_LEVEL_WARN, "--pin %u:%s: is not pinned: not a regular file or directory", pin->device, pin->path);
 	inode_forget(inode, 1);
+	/* Of very many only some are named. */
+	if (p->not_pinned > 1)
+		log_at(LOG_LEVEL_WARN, "--pin %u:%s: in it, %u files or directories are not pinned", pin->device, pin->path, p->not_pinned);
 	if (p->files > 0)
-		log_info("--pin %u:%s: %u file%s, %llu MiB", pin->device, pin->path, p->files, p->files > 1 ? "s are pinned" : " is pinned",
-			 (unsigned long long)p->bytes >> 20);
+		log_at(LOG_LEVEL_INFO, "--pin %u:%s: %u file%s, %llu MiB", pin->device, pin->path, p->files, p->files > 1 ? "s are pinned" : " is pinned",
+		       (unsigned long long)p->bytes >> 20);
 }
 
 static void run(void *arg)

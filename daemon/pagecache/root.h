@@ -94,7 +94,7 @@ struct cache {
 
 	atomic_uint_least64_t n_dirty; /* pages */
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
-	struct log_pace pace;
+	struct log_rate pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	atomic_uint n_releases;	       /* under way, of what is not only ready */
 	pthread_t flusher, fetcher, trimmer, notifier;

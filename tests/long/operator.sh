@@ -2,6 +2,8 @@
 # operator.sh SOURCE - an administrator's hour with gaiafs, every step checked: packages in, a mount by its unit, programs that use it, watched,
 # changed while it runs, upgraded under load, killed, its disk filled, stopped, purged; in a root of its own (overlay.sh), with a systemd of its own
 # (systemd.sh). Status 77: skipped, the last line says why.
+#
+# Nothing makes the packages' daemon lose a device: for one step $GAIAFS_FAULTY, a build with fault points, stands in its place. Without it the step is left out.
 set -euo pipefail
 name=operator
 # shellcheck source=tests/long/overlay.sh
@@ -176,6 +178,83 @@ has NRestarts 0 || unit_failed "to systemd a restart is a crash"
 gets_on
 kill -0 "$load" 2> /dev/null || failed "a program has seen the restart: $(cat "$dir/load-says")"
 end_load || failed "a program fails: $(cat "$dir/load-says")"
+
+lose_a_device() {
+	local conf=$root/run/systemd/system/$unit.service.d/faulty.conf n
+	# shellcheck disable=SC2016 # the inner shell's
+	inside sh -c 'cc -o /run/one /usr/share/doc/libgaiaclient-dev/examples/increment.c $(pkg-config --cflags --libs gaiaclient)' > "$dir/log" 2>&1 ||
+		failed "an example cannot be compiled"
+	inside systemctl stop $unit > "$dir/log" 2>&1 || unit_failed "stop fails"
+	mv "$root/usr/bin/gaiafs" "$root/usr/bin/gaiafs.packaged"
+	cp "$GAIAFS_FAULTY" "$root/usr/bin/gaiafs"
+	mkdir -p "$(dirname "$conf")"
+	# Of what programs release on it. (After the restart, too; there is one release then.)
+	printf '[Service]\nEnvironment=GAIAFS_FAULTS=device.find_changed=errno:ENODEV,after=6,count=1\n' > "$conf"
+	inside systemctl daemon-reload
+	echo device-age=600 >> "$root/etc/gaiafs/mnt.conf"
+	inside systemctl start $unit > "$dir/log" 2>&1 || unit_failed "a build with fault points does not start"
+	mark_journal
+	start_load
+	truncate -s 4M "$mnt/safe" "$mnt/busy"
+	inside gaia warm --device 0 /mnt/data > "$dir/log" 2>&1 || failed "gaia warm fails"
+	inside /run/one /mnt/safe > "$dir/log" 2>&1 || failed "an example fails"
+	inside gaia flush /mnt > "$dir/log" 2>&1 || failed "gaia flush fails"
+	! is '["devices"][0]["used"]' 0 || failed "nothing is on the device"
+	gets_on
+	n=0
+	while inside /run/one /mnt/busy > "$dir/log" 2>&1; do
+		n=$((n + 1))
+		[ $n -lt 20 ] || failed "the device is not lost"
+	done
+	grep -qE 'No such device|Input/output error' "$dir/log" || failed "the device's program fails in another way"
+	! inside /run/one /mnt/safe 2> "$dir/log" || failed "a device that is gone can be used"
+	grep -q 'No such device' "$dir/log" || failed "a program is not told that the device is gone"
+	is '["devices"][0]["gone"]' True || failed "gaia status does not say that the device is gone"
+	inside gaia top -b /mnt 0.1 1 > "$dir/log" 2>&1 || failed "gaia top fails"
+	grep -q '^sim0 .* gone$' "$dir/log" || failed "gaia top does not say that the device is gone"
+	until_true 10 journal_says '^gaiafs: device sim0 is gone; ' || unit_failed "the log does not say that the device is gone"
+	[ "$(grep -c 'is gone' "$dir/journal")" = 1 ] || unit_failed "the log says it more than once"
+
+	# Whoever had nothing there that was not stored goes on; other bytes are an error, and not what they were before.
+	gets_on
+	gets_on
+	[ "$(sha256sum < "$mnt/data")" = "$sum" ] || die "what was on the device and is stored is not the same"
+	cmp -n $((4 << 20)) "$mnt/safe" <(tr '\0' '\1' < /dev/zero) > "$dir/log" 2>&1 || failed "what a device had changed and was stored is not the same"
+	[ $n -gt 0 ] || die "the device is lost before anything was released on it"
+	! inside cat /mnt/busy > /dev/null 2> "$dir/log" || failed "what only the device had is lost, and can be read"
+	grep -q 'Input/output error' "$dir/log" || failed "what is lost cannot be read for another reason"
+	inside dd if=/dev/urandom of=/mnt/busy bs=4M count=1 conv=notrunc status=none 2> "$dir/log" || failed "what is lost cannot be written over"
+	inside gaia flush /mnt > "$dir/log" 2>&1 || inside gaia flush /mnt > "$dir/log" 2>&1 || failed "what was written over what was lost cannot be stored"
+
+	# Another one in its place, and then this one.
+	inside gaia set /mnt device=sim:32M > "$dir/log" 2>&1 || failed "a device cannot be added in the place of one that is gone"
+	inside gaia warm --device 1 /mnt/data > "$dir/log" 2>&1 || failed "gaia warm fails on it"
+	! is '["devices"][1]["used"]' 0 || failed "nothing is on it"
+	gets_on
+	before=$(daemon)
+	inside systemctl restart $unit > "$dir/log" 2>&1 || unit_failed "restart fails"
+	follows "$before" "restart after a device was lost"
+	is '["devices"][0]["gone"]' False || failed "the device is not back"
+	inside /run/one /mnt/safe > "$dir/log" 2>&1 || failed "the device that is back cannot be used"
+	inside gaia flush /mnt > "$dir/log" 2>&1 || failed "gaia flush fails"
+	cmp -n $((4 << 20)) "$mnt/safe" <(tr '\0' '\2' < /dev/zero) > "$dir/log" 2>&1 || failed "the device that is back changes what it should not"
+	gets_on
+	kill -0 "$load" 2> /dev/null || failed "a program has seen that a device was lost: $(cat "$dir/load-says")"
+	end_load || failed "a program fails: $(cat "$dir/load-says")"
+
+	inside systemctl stop $unit > "$dir/log" 2>&1 || unit_failed "stop fails after a device was lost"
+	mv "$root/usr/bin/gaiafs.packaged" "$root/usr/bin/gaiafs"
+	rm "$conf"
+	sed -i '/^device-age=/d' "$root/etc/gaiafs/mnt.conf"
+	inside systemctl daemon-reload
+	inside systemctl start $unit > "$dir/log" 2>&1 || unit_failed "it does not start again"
+}
+if [ -n "${GAIAFS_FAULTY:-}" ]; then
+	step "a device is lost under load, and put back"
+	lose_a_device
+else
+	step "no device is lost: \$GAIAFS_FAULTY is not set"
+fi
 
 step "the daemon is killed, and comes back"
 inside gaia flush /mnt > "$dir/log" 2>&1 || failed "gaia flush fails"

@@ -257,6 +257,25 @@ static void await_last_pin(int mounts)
 		usleep(10000);
 }
 
+#define TOO_MANY 70 /* more than the log names at once */
+
+/* A device without room for any of them: some are named, and their number is told. */
+EACH_WAY_BARE(pins, that_cannot_be_made_are_counted_in_the_log)
+{
+	static const char *const args[] = { "--device", "sim:8M", "--pin", "0:d", NULL };
+	char text[64];
+
+	way_start(args);
+	shell_ok(mnt.backing, "mkdir d && for k in $(seq %d); do truncate -s 64M d/$k; done", TOO_MANY);
+	way_unmount();
+	way_remount();
+	snprintf(text, sizeof(text), "--pin 0:d: in it, %d files or directories are not pinned", TOO_MANY);
+	for (int k = 0; mnt_log_lines(&mnt, text) < 1 && k < 1000; k++)
+		usleep(10000);
+	cr_assert_eq(mnt_log_lines(&mnt, text), 1, "no \"%s\" in the log", text);
+	cr_assert_geq(mnt_log_lines(&mnt, ": is not pinned: pinned files would have more"), 50);
+}
+
 EACH_WAY_BARE(pins, are_made_when_the_mount_begins)
 {
 	static const char *const args[] = { "--device", "sim:8M", "--device", "sim:16M", "--home", "32M", "--pin", "1:d", "--pin",

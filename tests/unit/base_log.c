@@ -5,6 +5,7 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/counters.h"
 #include "base/log.h"
+#include "base/util.h"
 
 static int reader;
 
@@ -93,7 +96,7 @@ Test(log, never_cuts_a_line_that_fits)
 
 		memset(text, 'x', n);
 		text[n] = '\0';
-		log_error("%s", text);
+		log_at(LOG_LEVEL_ERROR, "%s", text);
 		got = next_write();
 		len = strlen(got);
 		cr_assert_eq(got[len - 1], '\n');
@@ -144,6 +147,8 @@ Test(log, tells_the_journal_its_priorities)
 	cr_assert_str_eq(next_write(), "<3>gaiafs: four\n");
 }
 
+/* ---- limits ---- */
+
 static unsigned evaluated;
 
 static unsigned evaluate(void)
@@ -153,37 +158,186 @@ static unsigned evaluate(void)
 
 static void decide(void)
 {
-	log_decision("decision %u", evaluate());
+	log_decision("line %u", evaluate());
+}
+
+static void fail(void)
+{
+	log_error("line %u", evaluate());
+}
+
+/* Of what was written since: lines, and how many are said to have been left out. */
+static struct {
+	unsigned lines, left_out;
+} seen;
+
+static void look(void)
+{
+	const char *line;
+	unsigned n;
+
+	while (*(line = next_write())) {
+		seen.lines += strstr(line, " line ") != NULL;
+		if (sscanf(line, "gaiafs: (%u lines like the next were left out)", &n) == 1)
+			seen.left_out += n;
+	}
+}
+
+static uint64_t counted(void)
+{
+	return counter_value(CTR_log_lines_left_out);
+}
+
+/* One place logs as often as it can, and is limited to @at_once, and then one each @each_ns. What is not there is counted. */
+static void flood(void (*place)(void), unsigned at_once, uint64_t each_ns)
+{
+	const unsigned calls = 100 * at_once;
+	uint64_t began = now_ns(), most;
+
+	for (unsigned k = 0; k < calls; k++) {
+		place();
+		look();
+	}
+	most = at_once + (now_ns() - began) / each_ns + 1;
+	cr_assert_geq(seen.lines, at_once);
+	cr_assert_leq(seen.lines, most, "%u lines, and not %llu at most", seen.lines, (unsigned long long)most);
+	cr_assert_eq(seen.lines, evaluated, "what is left out is made");
+	cr_assert_eq(seen.lines + counted(), calls, "%u lines and %llu left out are not %u", seen.lines, (unsigned long long)counted(), calls);
+	/* What was left out is told when there is a line again. */
+	for (unsigned had = seen.lines; seen.lines == had;) {
+		place();
+		look();
+	}
+	cr_assert_eq(seen.left_out, counted());
 }
 
 Test(log, says_what_is_decided_some_times_a_second)
 {
-	unsigned lines = 0, left_out = 0, n;
-	const char *line;
-
 	decide();
 	cr_assert_eq(evaluated, 0, "what is not shown is made");
 	log_set_level(LOG_LEVEL_DEBUG);
-	for (unsigned k = 0; k < 100 * LOG_RATE; k++) {
-		decide();
-		while (*(line = next_write())) {
-			lines += strstr(line, "decision") != NULL;
-			if (sscanf(line, "gaiafs: (%u lines like the next were left out)", &n) == 1)
-				left_out += n;
+	flood(decide, LOG_DECISIONS, 1000000000 / LOG_DECISIONS);
+}
+
+Test(log, of_what_fails_very_often_is_bounded)
+{
+	flood(fail, LOG_AT_ONCE, LOG_EACH_NS);
+}
+
+Test(log, of_one_place_takes_nothing_from_others)
+{
+	for (unsigned k = 0; k < 100 * LOG_AT_ONCE; k++) {
+		fail();
+		next_write();
+	}
+	look();
+	seen.lines = 0;
+	log_error("another line %u", 1u);
+	look();
+	cr_assert_eq(seen.lines, 1);
+}
+
+Test(log, that_is_not_shown_uses_up_nothing)
+{
+	log_set_level(LOG_LEVEL_WARN);
+	for (unsigned round = 0; round < 2; round++) {
+		for (unsigned k = 0; k < 2 * LOG_AT_ONCE; k++) {
+			if (round == 1 && k == LOG_AT_ONCE)
+				break;
+			log_info("line %u", evaluate());
+			look();
 		}
+		cr_assert_eq(seen.lines, round * LOG_AT_ONCE);
+		cr_assert_eq(evaluated, round * LOG_AT_ONCE);
+		log_set_level(LOG_LEVEL_INFO);
 	}
-	cr_assert_geq(lines, LOG_RATE);
-	/* They take less than many seconds. */
-	cr_assert_lt(lines, 50 * LOG_RATE);
-	cr_assert_eq(lines, evaluated);
-	/* What was left out is told when there is a line again. */
-	while (!left_out) {
-		decide();
-		while (*(line = next_write()))
-			if (sscanf(line, "gaiafs: (%u lines like the next were left out)", &n) == 1)
-				left_out += n;
+	cr_assert_eq(counted(), 0);
+}
+
+Test(log, is_free_again_as_time_goes_by)
+{
+	const uint64_t start = 1000000, each = 100;
+	struct log_rate rate = { 0 };
+	unsigned n = 0;
+
+	for (unsigned k = 0; k < 20; k++)
+		n += log_rate_take(&rate, 5, each, start);
+	cr_assert_eq(n, 5, "%u at once", n);
+	cr_assert_eq(rate.left_out, 15);
+	cr_assert_eq(counted(), 15);
+	cr_assert_not(log_rate_take(&rate, 5, each, start + each - 1));
+	cr_assert(log_rate_take(&rate, 5, each, start + each));
+	cr_assert_not(log_rate_take(&rate, 5, each, start + each));
+	n = 0;
+	for (unsigned k = 0; k < 20; k++)
+		n += log_rate_take(&rate, 5, each, start + 4 * each);
+	cr_assert_eq(n, 3, "%u after as many times", n);
+	/* Never more than at first, however long it was quiet. */
+	n = 0;
+	for (unsigned k = 0; k < 20; k++)
+		n += log_rate_take(&rate, 5, each, start + 1000 * each);
+	cr_assert_eq(n, 5, "%u after a long time", n);
+}
+
+#define THREADS 4
+#define TURNS 20000u
+static struct log_rate contended;
+
+static void *take_many(void *arg)
+{
+	unsigned *got = arg;
+
+	for (unsigned k = 0; k < TURNS; k++)
+		*got += log_rate_take(&contended, THREADS * TURNS / 2, 1000, 1);
+	return NULL;
+}
+
+Test(log, of_many_threads_is_limited_and_counted_exactly)
+{
+	unsigned got[THREADS] = { 0 }, all = 0;
+	pthread_t thread[THREADS];
+
+	for (unsigned t = 0; t < THREADS; t++)
+		cr_assert_eq(pthread_create(&thread[t], NULL, take_many, &got[t]), 0);
+	for (unsigned t = 0; t < THREADS; t++) {
+		pthread_join(thread[t], NULL);
+		all += got[t];
 	}
-	cr_assert_geq(left_out, 50 * LOG_RATE);
+	cr_assert_eq(all, THREADS * TURNS / 2, "%u lines", all);
+	cr_assert_eq(contended.left_out, THREADS * TURNS / 2);
+	cr_assert_eq(counted(), THREADS * TURNS / 2);
+}
+
+Test(log, tells_once_what_was_left_out_and_at_the_end_of_all)
+{
+	struct log_rate rate = { 0 };
+
+	log_end();
+	cr_assert_str_eq(next_write(), "", "nothing was left out");
+	for (unsigned k = 0; k < 5; k++)
+		log_may_more(&rate, LOG_LEVEL_WARN, 1, 3600000000000ull);
+	cr_assert_str_eq(next_write(), "", "there is no line after them");
+	/* An hour later. */
+	rate.free_ns = 0;
+	cr_assert(log_may_more(&rate, LOG_LEVEL_WARN, 1, 3600000000000ull));
+	cr_assert_str_eq(next_write(), "gaiafs: (4 lines like the next were left out)\n");
+	cr_assert_str_eq(next_write(), "");
+	rate.free_ns = 0;
+	cr_assert(log_may_more(&rate, LOG_LEVEL_WARN, 1, 3600000000000ull));
+	cr_assert_str_eq(next_write(), "", "they are told twice");
+	log_end();
+	cr_assert_str_eq(next_write(), "gaiafs: of the log 4 lines were left out in all, as there were too many like them\n");
+}
+
+Test(log, leaves_errno_alone_when_it_leaves_lines_out)
+{
+	for (unsigned k = 0; k < 2 * LOG_AT_ONCE; k++) {
+		errno = ENOSPC;
+		fail();
+		cr_assert_eq(errno, ENOSPC);
+		look();
+	}
+	cr_assert_gt(counted(), 0);
 }
 
 Test(log_level, parses_its_names_only)
@@ -206,14 +360,15 @@ Test(log_level, parses_its_names_only)
 
 Test(log, of_what_anybody_can_cause_is_seldom)
 {
-	struct log_pace pace = { 0 }, other = { 0 };
+	struct log_rate pace = { 0 }, other = { 0 };
 
 	cr_assert(log_may(&pace));
 	for (int i = 0; i < 1000; i++)
 		cr_assert_not(log_may(&pace));
+	cr_assert_eq(counted(), 1000);
 	cr_assert(log_may(&other));
 	/* A minute has passed. */
-	pace.next_ns -= 60000000000ull;
+	pace.free_ns -= 60000000000ull;
 	cr_assert(log_may(&pace));
 	cr_assert_not(log_may(&pace));
 }
