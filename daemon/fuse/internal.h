@@ -611,6 +611,8 @@ bool locks_are_of(struct inode *inode, uint64_t owner);
 void locks_end_of_owner(struct inode *inode, uint64_t owner);
 /* The last descriptor of the handle has been closed: those of it end that belong to the open file. */
 void locks_end_of_handle(struct handle *h);
+/* -EIO if the engine says that it has given up record locks that were taken by way of the handle, or are @owner's (0: nobody's). */
+int locks_check(struct handle *h, uint64_t owner);
 /* Around the time in which a FUSE_SETLKW is carried out, or waits for its turn: its INTERRUPT is not lost meanwhile. */
 void locks_call_begins(struct fs *fs, struct lock_call *call, uint64_t unique);
 void locks_call_ends(struct fs *fs, struct lock_call *call);

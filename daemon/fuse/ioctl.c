@@ -287,8 +287,10 @@ static int sync_contents(struct ioctl_job *job, struct cfile *f)
 
 	/* What the file below has other nodes see when its client has stored it. */
 	if (!err && job->arg.range.prot && job->fs->config.shared)
-		return lost_with(job->handle, shared_store_writers(job->handle));
-	return lost_with_synced(job->handle, err);
+		err = lost_with(job->handle, shared_store_writers(job->handle));
+	else
+		err = lost_with_synced(job->handle, err);
+	return err || !job->fs->config.shared ? err : locks_check(job->handle, 0);
 }
 
 static int carry_out(struct ioctl_job *job)

@@ -493,6 +493,8 @@ static void shared_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *
 	bool may_unlock = atomic_load(&h->locks) || locks_are_of(h->inode, fi->lock_owner);
 	int err = lost_with_close(h, may_unlock ? shared_store_writers(h) : shared_store(h));
 
+	if (!err && may_unlock)
+		err = locks_check(h, fi->lock_owner);
 	locks_end_of_owner(h->inode, fi->lock_owner);
 	fuse_reply_err(req, -err);
 }
@@ -619,9 +621,9 @@ int shared_truncate(struct inode *inode, const struct handle *h, off_t size)
 static void shared_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
 	struct handle *h = req_handle(req, fi);
-	int err = (datasync ? fdatasync(h->fd) : fsync(h->fd)) ? -errno : 0;
+	int err = lost_with(h, (datasync ? fdatasync(h->fd) : fsync(h->fd)) ? -errno : 0);
 
-	fuse_reply_err(req, -lost_with(h, err));
+	fuse_reply_err(req, -(err ? err : locks_check(h, 0)));
 }
 
 static void shared_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi)

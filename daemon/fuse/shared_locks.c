@@ -250,6 +250,45 @@ void locks_end_of_handle(struct handle *h)
 	} while (o);
 }
 
+/*
+ * Whether the engine has given the owner's locks up: a client that was cut off from its server cannot say when, and some let the descriptor
+ * that has the locks fail from then on. (Others take a new one, and nobody is told.)
+ */
+static bool has_lost(const struct lock_owner *o)
+{
+	struct flock any = { .l_type = F_RDLCK, .l_whence = SEEK_SET };
+
+	return fcntl(o->fd, F_OFD_GETLK, &any) && errno == EBADFD;
+}
+
+int locks_check(struct handle *h, uint64_t owner)
+{
+	struct inode *inode = h->inode;
+	struct lock_owner *o, *next, **list;
+	unsigned n = 0;
+	int err = 0;
+
+	if (!inode->fs->below_is_fuse)
+		return 0;
+	pthread_mutex_lock(&inode->lock);
+	list = malloc((HASH_COUNT(inode->lock_owners) + 1) * sizeof(struct lock_owner *));
+	HASH_ITER(hh, inode->lock_owners, o, next)
+		if (list && (o->id == owner || o->handle == h->id)) {
+			o->refs++;
+			list[n++] = o;
+		}
+	pthread_mutex_unlock(&inode->lock);
+	if (!list)
+		return -ENOMEM;
+	for (unsigned k = 0; k < n; k++) {
+		if (has_lost(list[k]))
+			err = -EIO;
+		put_owner(inode, list[k]);
+	}
+	free(list);
+	return err;
+}
+
 /* ---- taking and giving up ---- */
 
 /* Errors by which a file system says that it has no locks. */

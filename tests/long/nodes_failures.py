@@ -574,6 +574,7 @@ class World:
         # What gaiafs-nodes(7) says of GlusterFS.
         for option in ("quick-read", "stat-prefetch", "io-cache", "open-behind", "flush-behind"):
             self.volume("set", VOLUME, "performance." + option, "off")
+        self.volume("set", VOLUME, "client.strict-locks", "on")
         self.volume("set", VOLUME, "network.ping-timeout", str(PING_TIMEOUT))
         self.volume("start", VOLUME)
         self.start_link()
@@ -931,7 +932,7 @@ class World:
             self.client[0].send_signal(signal.SIGCONT)
 
     def holder_cut_off(self):
-        """The connections of node 0, on which a program has locks, break once. What becomes of the locks is the engine's; it is shown."""
+        """The connections of node 0, on which a program has locks, break once. The brick gives them away, and the holder is told."""
         ready, told = os.pipe()
         go, tell = os.pipe()
         pid = os.fork()
@@ -967,7 +968,10 @@ class World:
             self.go_on(self.programs, "after a cut")
             free = self.locks_are_free(1)
             os.write(tell, b"x")
-            say("    the lock of who is cut off is %s node 1 then; the holder: %s" % ("free for" if free else "kept from", hear("writes")))
+            said = hear("writes")
+            say("    the lock of who is cut off is %s node 1 then; the holder: %s" % ("free for" if free else "kept from", said))
+            if free and "goes on" in said:
+                raise Failed("a program whose lock somebody else has was not told: " + said)
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -4,8 +4,11 @@
  * Of engine_fs.c only, which loses writes that begin with LOSE.
  */
 #include <gaia/client.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "nodes_rig.h"
@@ -128,6 +131,61 @@ static void a_child_that_closes_its_descriptors_takes_no_error_away(void)
 }
 ON(nodes_lost, a_child_that_closes_its_descriptors_takes_no_error_away, passed, true, true, "0", "")
 ON(nodes_lost, a_child_that_closes_its_descriptors_takes_no_error_away, direct, true, false, "0", "")
+
+/* ---- locks ---- */
+
+enum kind { FLOCK, RECORD, OFD, KINDS };
+
+static int lock(int fd, enum kind kind, int op)
+{
+	struct flock record = { .l_type = (short)(op & LOCK_EX ? F_WRLCK : F_UNLCK), .l_whence = SEEK_SET };
+
+	if (kind == FLOCK)
+		return flock(fd, op);
+	return fcntl(fd, kind == RECORD ? F_SETLK : F_OFD_SETLK, &record);
+}
+
+#define IS_TOLD(call)                                                                                                \
+	do {                                                                                                         \
+		cr_assert_eq(call, -1, "kind %d: %s has worked", kind, #call);                                       \
+		cr_assert(errno == EIO || errno == EBADFD, "kind %d: %s: %s", kind, #call, strerror(errno));         \
+	} while (0)
+
+/* Node 0's client, for a moment, from its server. The other node gets the lock at once, and the holder can be told only afterwards. */
+static void who_is_cut_off_is_told_that_its_lock_is_gone(void)
+{
+	char cut[PATH_MAX + 32];
+
+	if (getenv("GAIA_ENGINE_CLIENTS"))
+		cr_skip_test("of this engine_fs only");
+	snprintf(cut, sizeof(cut), "%s/client0/cut-off", top);
+	put(0, "f", "a file");
+	for (enum kind kind = 0; kind < KINDS; kind++) {
+		int fd = open_at(0, "f", O_RDWR), other = open_at(1, "f", O_RDWR);
+
+		cr_assert_eq(lock(fd, kind, LOCK_EX | LOCK_NB), 0, "%s", strerror(errno));
+		cr_assert_eq(lock(other, kind, LOCK_EX | LOCK_NB), -1);
+		cr_assert_eq(fsync(fd), 0, "%s", strerror(errno));
+		cr_assert_eq(close(dup(fd)), 0);
+		/* To a process's record locks that was the end. */
+		cr_assert_eq(lock(fd, kind, LOCK_EX | LOCK_NB), 0, "%s", strerror(errno));
+		cr_assert_eq(mkdir(cut, 0777), -1);
+		cr_assert_eq(errno, ENOTCONN);
+		cr_assert_eq(lock(other, kind, LOCK_EX | LOCK_NB), 0, "%s", strerror(errno));
+		IS_TOLD(fsync(fd));
+		IS_TOLD(fsync(fd));
+		IS_TOLD(close(fd));
+		cr_assert_eq(lock(other, kind, LOCK_UN), 0);
+		cr_assert_eq(close(other), 0);
+
+		fd = open_at(0, "f", O_RDWR);
+		cr_assert_eq(lock(fd, kind, LOCK_EX | LOCK_NB), 0, "kind %d: %s", kind, strerror(errno));
+		cr_assert_eq(fsync(fd), 0);
+		cr_assert_eq(close(fd), 0);
+	}
+}
+ON(nodes_lost, who_is_cut_off_is_told_that_its_lock_is_gone, passed, true, true, "0", "")
+ON(nodes_lost, who_is_cut_off_is_told_that_its_lock_is_gone, direct, true, false, "0", "")
 
 /* A source that is not shared may be such an engine as well. What the cache still has it stores again. */
 static void a_sync_fails_after_such_a_close_and_the_cache_stores_again(void)

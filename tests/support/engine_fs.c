@@ -14,6 +14,9 @@
  *			with `ownlocks` they hold on this node only
  *	numbers		are those of the directory; with `reuse` a new file gets that of one that was removed, whoever has it open
  *
+ * mkdir(2) of the name `cut-off` is what a client does that was cut off from its server: all locks are gone, and descriptors that had some
+ * fail (EBADFD) until they are closed.
+ *
  * With `oldnames` and `oldpages` it promises less: names that were found, or not, and pages that were read, are believed for ever.
  * With `late` the answer to each read comes so much later, so what has been stored meanwhile is not in it; and pages are dropped when the
  * file is opened only, as if all changes came within one tick of the server's clock.
@@ -27,6 +30,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -241,6 +245,32 @@ static void e_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_
 		e_getattr(req, ino, fi);
 }
 
+/* ---- descriptors that lose their locks ---- */
+
+#define MAX_FDS 4096
+static atomic_bool locked[MAX_FDS], is_cut_off[MAX_FDS];
+
+static void cut_off(void)
+{
+	const struct flock all = { .l_type = F_UNLCK, .l_whence = SEEK_SET };
+
+	for (int fd = 0; fd < MAX_FDS; fd++)
+		if (atomic_exchange(&locked[fd], false)) {
+			(void)fcntl(fd, F_OFD_SETLK, &all);
+			(void)flock(fd, LOCK_UN);
+			is_cut_off[fd] = true;
+		}
+}
+
+/* It has been answered then. */
+static bool refused(fuse_req_t req, const struct fuse_file_info *fi)
+{
+	if (fi->fh >= MAX_FDS || !is_cut_off[fi->fh])
+		return false;
+	fuse_reply_err(req, EBADFD);
+	return true;
+}
+
 static void e_readlink(fuse_req_t req, fuse_ino_t ino)
 {
 	char to[PATH_MAX];
@@ -269,6 +299,11 @@ static void e_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t 
 
 static void e_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
+	if (!strcmp(name, "cut-off")) {
+		cut_off();
+		fuse_reply_err(req, ENOTCONN);
+		return;
+	}
 	reply_entry(req, give(req, mkdirat(fd_of(parent), name, mode), parent, name), parent, name);
 }
 
@@ -356,6 +391,8 @@ static void e_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size
 	struct waiting *w;
 	ssize_t n;
 
+	if (refused(req, fi))
+		return;
 	if (fcntl((int)fi->fh, F_GETFL) & O_APPEND) {
 		n = store(file_of(ino)->ino) ? -1 : pwrite((int)fi->fh, buf, size, off);
 		if (n < 0)
@@ -380,14 +417,17 @@ static void e_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size
 
 static void e_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	(void)fi;
-	reply(req, store(file_of(ino)->ino));
+	if (!refused(req, fi))
+		reply(req, store(file_of(ino)->ino));
 }
 
 static void e_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi)
 {
-	int res = store(file_of(ino)->ino);
+	int res;
 
+	if (refused(req, fi))
+		return;
+	res = store(file_of(ino)->ino);
 	if (!res)
 		res = data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh);
 	reply(req, res);
@@ -397,6 +437,8 @@ static void e_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_f
 static void e_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	(void)ino;
+	if (fi->fh < MAX_FDS)
+		locked[fi->fh] = is_cut_off[fi->fh] = false;
 	reply(req, close((int)fi->fh));
 }
 
@@ -472,6 +514,8 @@ static void e_getlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, s
 {
 	(void)ino;
 	l->l_pid = 0;
+	if (refused(req, fi))
+		return;
 	if (no_locks)
 		fuse_reply_err(req, ENOLCK);
 	else if (fcntl((int)fi->fh, F_OFD_GETLK, l))
@@ -487,6 +531,8 @@ static int take(fuse_req_t req, int fd, const struct flock *l, int op, bool wait
 
 	do {
 		res = l ? fcntl(fd, F_OFD_SETLK, l) : flock(fd, op | LOCK_NB);
+		if (!res && fd < MAX_FDS)
+			locked[fd] = true;
 		if (!res || errno != EAGAIN || !waits)
 			return res;
 		usleep(2000);
@@ -499,6 +545,8 @@ static void e_setlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, s
 {
 	(void)ino;
 	l->l_pid = 0;
+	if (refused(req, fi))
+		return;
 	if (no_locks)
 		fuse_reply_err(req, ENOLCK);
 	else
@@ -508,6 +556,8 @@ static void e_setlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, s
 static void e_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, int op)
 {
 	(void)ino;
+	if (refused(req, fi))
+		return;
 	if (no_locks)
 		fuse_reply_err(req, ENOLCK);
 	else
