@@ -3,6 +3,9 @@
 scripts/bench cpu: what legacy programs pay for working under a gaiafs mount.
 
 Every figure is the ratio of two rates that were taken in one round, one right after the other.
+
+With --watched: what it costs that somebody looks on. The same works on three mounts that are the same, of which one's metrics are scraped each
+second while `gaia top` shows it. How far the other two are apart is how far this one may be.
 """
 
 import argparse
@@ -19,8 +22,9 @@ import plot
 import report
 from fio import (COLD, COLD_IN_MOUNT, HOME, HOT, RELEASED, Fio, Together, drop_caches,
                  may_drop_caches)
-from rounds import BEST_PEER, Goal, Progress, Row, TimeLimit, run_rounds, turn
+from rounds import BEST_PEER, Goal, Judged, Progress, Row, TimeLimit, run_rounds, turn
 from systems import GIB, MIB, Gaiafs, Missing, Peer, System, run, run_undisturbed, stop_on_signals
+from watch import Watched
 
 # The first is the default; the goals are for it.
 WAYS = ["auto", "writeback", "writethrough"]
@@ -35,6 +39,8 @@ NATIVE, LL, HP = "native", "ll", "hp"
 PEERS = [LL, HP]
 NAMES = {NATIVE: "native", LL: "libfuse ll", HP: "libfuse hp"}
 NAMES.update({way: way for way in WAYS})
+WATCHED, SECOND = "watched", "second"
+NAMES.update({WATCHED: WAYS[0] + ", watched", SECOND: WAYS[0] + ", again"})
 NAMES.update({str(count): "%d device%s" % (count, "s" * (count != 1)) for count in DEVICE_COUNTS})
 # What devices map: for the first time (with auto such a file is still in passthrough), and again, the last one
 # to write it.
@@ -82,6 +88,26 @@ def make_peers(build, place, missing):
         yield Peer(name, place, command, passes_through=name == HP and not why_not)
 
 
+class WatchedRow(Row):
+    """A row whose goal is what was measured: watched it is not slower than unwatched by more than two that are unwatched differ."""
+
+    def __init__(self, section, title, unit):
+        super().__init__(section, title, unit, NATIVE)
+
+    @property
+    def goals(self):
+        second = self.ratio(SECOND, WAYS[0])
+        return [Goal(min(1, second[0] - (second[1] or 0)) if second else 1, WAYS[0])]
+
+    @goals.setter
+    def goals(self, _):
+        pass
+
+    def judge(self, peers):
+        ratio = self.ratio(WATCHED, WAYS[0])
+        return [Judged(goal, WATCHED, ratio, goal.verdict(ratio)) for goal in self.goals]
+
+
 class Bench:
     def __init__(self, args):
         self.args = args
@@ -117,6 +143,9 @@ class Bench:
         native = System(NATIVE, self.place)
         self.start(native)
         self.systems.append(native)
+        if args.watched:
+            self.start_watched()
+            return
         for peer in make_peers(args.build, self.place, self.missing):
             if self.start(peer):
                 self.systems.append(peer)
@@ -133,8 +162,20 @@ class Bench:
             if self.start(system, ["data"]):
                 self.counted.append(system)
 
+    def start_watched(self):
+        metrics = os.path.join(self.place, "metrics")
+        for name in WAYS[0], WATCHED, SECOND:
+            options = ["--device", "sim:%dM" % (self.size // MIB * 4), "--cpu-cache", WAYS[0]]
+            system = Gaiafs(name, self.place, self.args.build, options + (["--metrics", "unix:" + metrics] if name == WATCHED else []))
+            if not self.start(system):
+                raise RuntimeError(self.missing[name])
+            self.systems.append(system)
+            self.hold_files(system)
+            if name == WATCHED:
+                self.stack.callback(Watched(system, metrics).stop)
+
     def hold_files(self, system):
-        if system.shown_as() != system.name:
+        if system.shown_as() != (WAYS[0] if self.args.watched else system.name):
             self.missing[system.name] = "it is %s here, see its log" % system.shown_as()
         holder = self.program("holder")
         for name in MAPPED, AGAIN, RELEASED_FILE:
@@ -171,7 +212,10 @@ class Bench:
 
     def add_native(self, section, title, fio, goals=()):
         """A row in times of the native rate, with goals for the first way: all but the counts of devices."""
-        self.add(Row(section, title, "bytes", NATIVE, goals, [WAYS[0]]), self.systems, fio)
+        self.add(self.row(section, title, "bytes", goals), self.systems, fio)
+
+    def row(self, section, title, unit, goals):
+        return WatchedRow(section, title, unit) if self.args.watched else Row(section, title, unit, NATIVE, goals, [WAYS[0]])
 
     def reads(self):
         section = "read a file that no device maps"
@@ -301,7 +345,7 @@ class Bench:
                  ("unlink, empty", EMPTY_FILES, "unlink", goals, 0)]
         measured = []
         for title, place, what, goals, drop in works:
-            row = Row(section, title, "files", NATIVE, goals, [WAYS[0]])
+            row = self.row(section, title, "files", goals)
             self.rows.append(row)
             if not drop or may_drop_caches():
                 measured.append((row, place, what, drop))
@@ -347,7 +391,8 @@ class Bench:
         self.reads()
         self.writes()
         self.shared_with_devices()
-        self.device_counts()
+        if not self.args.watched:
+            self.device_counts()
         self.names()  # last: what comes after may take as long, for all that is known
         if not self.works:
             raise RuntimeError("--only %s: there is no such work" % self.args.only)
@@ -364,7 +409,7 @@ class Bench:
                 "file_mib": self.size // MIB, "versions": report.versions(args.build),
                 "machine": self.machine, "undisturbed": self.undisturbed, "missing": self.missing,
                 "left_out_by_quick": self.left_by_quick, "left_out_by_time": self.left_by_time,
-                "goals_are_of": WAYS[0]}
+                "watched": args.watched, "goals_are_of": WATCHED if args.watched else WAYS[0]}
 
     def print_head(self, facts):
         print(report.machine_text(facts) + "; other programs %s" %
@@ -396,7 +441,7 @@ class Bench:
         self.print_head(facts)
         for rows, names, peers in (ours, columns, PEERS), (counts, counts_columns, []):
             if rows:
-                print("\n".join(report.table(rows, names, NAMES, peers, WAYS[0])))
+                print("\n".join(report.table(rows, names, NAMES, peers, WATCHED if self.args.watched else WAYS[0])))
                 pages.append("\n".join(report.markdown(rows, names, NAMES, peers)) + "\n")
         self.print_left_out(rounds)
         report.write_json(os.path.join(out, "cpu.json"), facts, self.rows, PEERS)
@@ -411,6 +456,7 @@ class Bench:
 def arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench cpu", add_help=False)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--watched", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=9)
