@@ -24,8 +24,8 @@
 
 static const char usage_text[] =
 	"usage: gaia status MOUNT [--json]\n"
-	"       gaia stat MOUNT [INTERVAL [COUNT]] [--json]\n"
-	"       gaia top MOUNT [INTERVAL [COUNT]] [-b]\n"
+	"       gaia stat [MOUNT] [INTERVAL [COUNT]] [--json]\n"
+	"       gaia top [MOUNT] [INTERVAL [COUNT]] [-b]\n"
 	"       gaia residency FILE... | -r DIR... [--null] [--files-from LIST] [--json]\n"
 	"       gaia flush FILE... | MOUNT | -r DIR... [--null] [--files-from LIST]\n"
 	"       gaia evict FILE... | -r DIR... [--null] [--files-from LIST] [--from home | --from host | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
@@ -388,7 +388,7 @@ static bool parse_device(const char *text, uint32_t *device)
 }
 
 enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128, OPT_ESTIMATE = 256,
-       OPT_BATCH = 512, OPT_LIST = 1024, OPT_WAIT = 2048 };
+       OPT_BATCH = 512, OPT_LIST = 1024, OPT_WAIT = 2048, OPT_NO_PATH = 4096 };
 
 #define OPT_FILES (OPT_PATHS | OPT_LIST)
 
@@ -398,8 +398,8 @@ static const struct command {
 	int (*run)(const struct args *a);
 } commands[] = {
 	{ "status", OPT_JSON, status_command },
-	{ "stat", OPT_JSON | OPT_PATHS, stat_command },
-	{ "top", OPT_BATCH | OPT_PATHS, top_command },
+	{ "stat", OPT_JSON | OPT_PATHS | OPT_NO_PATH, stat_command },
+	{ "top", OPT_BATCH | OPT_PATHS | OPT_NO_PATH, top_command },
 	{ "residency", OPT_JSON | OPT_RECURSIVE | OPT_FILES, residency_command },
 	{ "flush", OPT_RECURSIVE | OPT_FILES, flush_command },
 	{ "evict", OPT_FROM | OPT_RANGE | OPT_RECURSIVE | OPT_FILES, evict_command },
@@ -500,7 +500,7 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a, si
 	if (a->length && a->n_paths > 1)
 		return usage("%s: --range is of one file", cmd->name);
 	/* An empty list is done. */
-	if (!a->path && !listed)
+	if (!a->path && !listed && !(cmd->options & OPT_NO_PATH))
 		return usage("%s: a path is missing", cmd->name);
 	return EXIT_OK;
 }
@@ -530,7 +530,7 @@ int main(int argc, char **argv)
 	if (!a.paths)
 		return fail("%s", strerror(ENOMEM));
 	status = parse_args(cmd, argv + 2, &a, (size_t)argc + 1);
-	if (!status && a.path)
+	if (!status && (a.path || cmd->options & OPT_NO_PATH))
 		status = cmd->run(&a);
 	for (size_t i = 0; i < a.n_paths; i++)
 		free(a.paths[i]);

@@ -50,10 +50,21 @@ static bool parse_number(const char *text, double least, double most, double *ou
 	return !*end && *out >= least && *out <= most;
 }
 
+/* It may be out of its bounds. */
+static bool is_number(const char *text)
+{
+	return *text >= '0' && *text <= '9' && !text[strspn(text, "0123456789.")];
+}
+
 bool rounds_parse(const struct args *a, struct rounds *r)
 {
-	return a->n_paths <= 3 && (a->n_paths < 2 || parse_number(a->paths[1], INTERVAL_LEAST, INTERVAL_MOST, &r->interval)) &&
-	       (a->n_paths < 3 || parse_number(a->paths[2], 1, 1e9, &r->count));
+	size_t k = a->n_paths > 0 && !is_number(a->paths[0]);
+
+	r->path = k ? a->paths[0] : NULL;
+	if (a->n_paths > k)
+		r->count = INFINITY;
+	return a->n_paths <= k + 2 && (a->n_paths < k + 1 || parse_number(a->paths[k], INTERVAL_LEAST, INTERVAL_MOST, &r->interval)) &&
+	       (a->n_paths < k + 2 || parse_number(a->paths[k + 1], 1, 1e9, &r->count));
 }
 
 bool rounds_sleep(double until, void *arg)
@@ -114,6 +125,17 @@ const json_t *row_named(const json_t *list, const char *key, const char *text)
 double number_at(const json_t *object, const char *key)
 {
 	return (double)json_integer_value(json_object_get(object, key));
+}
+
+double sum_at(const json_t *list, const char *key)
+{
+	const json_t *one;
+	double sum = 0;
+	size_t k;
+
+	json_array_foreach(list, k, one)
+		sum += number_at(one, key);
+	return sum;
 }
 
 const char *string_at(const json_t *object, const char *key)
@@ -235,19 +257,44 @@ void put_percent(FILE *out, double part, double whole)
 		fprintf(out, " %7s", "-");
 }
 
+/* How many bytes the character has, as UTF-8. 0: it is none, or commands the terminal. */
+static int harmless(const unsigned char *c)
+{
+	int n = *c < 0x80 ? 1 : *c >= 0xc2 && *c < 0xe0 ? 2 : (*c & 0xf0) == 0xe0 ? 3 : *c >= 0xf0 && *c < 0xf5 ? 4 : 0;
+
+	for (int k = 1; k < n; k++)
+		if ((c[k] & 0xc0) != 0x80)
+			return 0;
+	if ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xf0 && c[1] < 0x90)) /* longer than it need be */
+		return 0;
+	return *c < ' ' || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0) ? 0 : n; /* U+0080 to U+009F */
+}
+
 void put_safely(FILE *out, const char *text)
 {
-	for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-		bool c1 = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0; /* U+0080 to U+009F */
+	for (const unsigned char *c = (const unsigned char *)text; *c;) {
+		int n = harmless(c);
 
-		putc(*c < ' ' || *c == 0x7f || c1 ? '?' : *c, out);
-		c += c1;
+		if (n > 0)
+			fwrite(c, 1, (size_t)n, out);
+		else
+			putc('?', out);
+		c += n > 0 ? n : *c == 0xc2 && (c[1] & 0xc0) == 0x80 ? 2 : 1;
 	}
+}
+
+int name_columns(const char *text)
+{
+	int n = 0;
+
+	for (; *text; text++)
+		n += (*text & 0xc0) != 0x80;
+	return n;
 }
 
 void put_name(FILE *out, int columns, const char *text)
 {
-	int left = columns - (int)strlen(text);
+	int left = columns - name_columns(text);
 
 	put_safely(out, text);
 	fprintf(out, "%*s", left > 0 ? left : 0, "");

@@ -28,7 +28,7 @@ const json_t *row_named(const json_t *list, const char *key, const char *text);
 /* ---- reports, one interval after the other ---- */
 
 struct rounds {
-	const char *path; /* of the mount */
+	const char *path; /* of the mount; NULL: of all */
 	double interval, count; /* in seconds; may be INFINITY */
 	/* Return at @until (clock_seconds()), or earlier. False: there shall be no more rounds. */
 	bool (*wait)(double until, void *arg);
@@ -36,7 +36,7 @@ struct rounds {
 	int (*show)(const json_t *before, const json_t *after, double seconds, double n, void *arg);
 	void *arg;
 };
-/* [INTERVAL [COUNT]] after the path. False: they are wrong. What is not given stays as it is. */
+/* [PATH] [INTERVAL [COUNT]]; a number is no path. With an interval alone, without end. False: they are wrong. What else is not given stays as it is. */
 bool rounds_parse(const struct args *a, struct rounds *r);
 /* Says nothing. An exit status, or a negative errno (-ESTALE: another daemon serves the mount), for rounds_end(). */
 int rounds_run(const struct rounds *r);
@@ -47,6 +47,8 @@ bool rounds_sleep(double until, void *arg);
 
 /* The integer of that name, as a double; 0: there is none. */
 double number_at(const json_t *object, const char *key);
+/* The same of all rows of a list, added up. */
+double sum_at(const json_t *list, const char *key);
 /* The text of that name; "?": there is none. */
 const char *string_at(const json_t *object, const char *key);
 /* A counter of two reports: the difference a second. */
@@ -69,8 +71,10 @@ void put_scaled(FILE *out, double value, double scale);
 void put_time(FILE *out, double seconds);
 /* " 12.3%": 8 characters; of nothing "-". */
 void put_percent(FILE *out, double part, double whole);
-/* @text, without characters that would send commands to the terminal. */
+/* @text, as UTF-8, without characters that would send commands to the terminal. */
 void put_safely(FILE *out, const char *text);
+/* How many columns its characters take, each being one. */
+int name_columns(const char *text);
 /* The same, with blanks up to so many columns. */
 void put_name(FILE *out, int columns, const char *text);
 

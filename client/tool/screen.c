@@ -16,6 +16,9 @@
 
 static char *shown;	/* the text */
 static unsigned top_line; /* of it, at the top */
+static struct {
+	unsigned first, n, at; /* lines of it; @at from the first */
+} marks;
 static volatile sig_atomic_t ends;
 
 static void end_it(int signal)
@@ -99,10 +102,14 @@ static unsigned count_lines(const char *text)
 
 static void draw(void)
 {
-	unsigned lines = count_lines(shown), height = LINES > 0 ? (unsigned)LINES : 1, last = lines > height ? lines - height : 0, k = 0;
+	unsigned lines = count_lines(shown), height = LINES > 0 ? (unsigned)LINES : 1, last = lines > height ? lines - height : 0, k = 0, marked = marks.first + marks.at;
 	const char *line = shown;
 
 	top_line = top_line < last ? top_line : last;
+	if (marks.n > 0 && top_line + height <= marked)
+		top_line = marked - height + 1;
+	if (marks.n > 0 && top_line > marked)
+		top_line = marks.at == 0 ? 0 : marked; /* with what is above */
 	erase();
 	for (const char *end; (end = strchr(line, '\n')) && k < top_line + height; line = end + 1, k++) {
 		bool heading = k > 0 && line > shown + 1 && line[-2] == '\n'; /* after an empty line */
@@ -110,7 +117,7 @@ static void draw(void)
 		if (k < top_line)
 			continue;
 		/* The last column of the last line stays empty, or the terminal might scroll. */
-		attrset(heading || k == 0 ? A_REVERSE : A_NORMAL);
+		attrset(heading || k == 0 || (marks.n > 0 && k == marked) ? A_REVERSE : A_NORMAL);
 		mvaddnstr((int)(k - top_line), 0, line, (int)fitting(line, (size_t)(end - line), COLS - 1));
 	}
 	attrset(A_NORMAL);
@@ -125,14 +132,38 @@ void screen_show(const char *text)
 		draw();
 }
 
+void screen_mark(unsigned first, unsigned n, unsigned at)
+{
+	if (!n != !marks.n)
+		top_line = 0;
+	marks.first = first;
+	marks.n = n;
+	marks.at = at < n ? at : 0;
+}
+
+unsigned screen_marked(void)
+{
+	return marks.at;
+}
+
+static unsigned moved_by(unsigned at, int lines)
+{
+	return lines < 0 && at < (unsigned)-lines ? 0 : at + (unsigned)lines;
+}
+
 static void move_by(int lines)
 {
-	top_line = lines < 0 && top_line < (unsigned)-lines ? 0 : top_line + (unsigned)lines;
+	if (marks.n > 0) {
+		marks.at = moved_by(marks.at, lines);
+		marks.at = marks.at < marks.n ? marks.at : marks.n - 1;
+	} else {
+		top_line = moved_by(top_line, lines);
+	}
 	if (shown)
 		draw();
 }
 
-bool screen_wait(double until)
+enum screen_key screen_wait(double until, unsigned wants)
 {
 	double left;
 
@@ -141,9 +172,22 @@ bool screen_wait(double until)
 		switch (getch()) {
 		case 'q':
 		case 'Q':
-			return false;
+			return SCREEN_QUIT;
 		case ' ':
-			return true;
+			return SCREEN_NEXT;
+		case '\n':
+		case '\r':
+		case KEY_ENTER:
+			if (wants & SCREEN_WANTS(SCREEN_OPEN))
+				return SCREEN_OPEN;
+			break;
+		case KEY_LEFT:
+		case KEY_BACKSPACE:
+		case '\b':
+		case 0x7f:
+			if (wants & SCREEN_WANTS(SCREEN_BACK))
+				return SCREEN_BACK;
+			break;
 		case KEY_DOWN:
 			move_by(1);
 			break;
@@ -157,14 +201,14 @@ bool screen_wait(double until)
 			move_by(1 - LINES);
 			break;
 		case KEY_HOME:
-			move_by(-(int)top_line);
+			move_by(-(int)(marks.n > 0 ? marks.at : top_line));
 			break;
 		case KEY_RESIZE:
 			move_by(0);
 			break;
 		}
 	}
-	return !ends;
+	return ends ? SCREEN_QUIT : SCREEN_NEXT;
 }
 
 #else
@@ -183,9 +227,18 @@ void screen_show(const char *text)
 {
 }
 
-bool screen_wait(double until)
+void screen_mark(unsigned first, unsigned n, unsigned at)
 {
-	return false;
+}
+
+unsigned screen_marked(void)
+{
+	return 0;
+}
+
+enum screen_key screen_wait(double until, unsigned wants)
+{
+	return SCREEN_QUIT;
 }
 
 #endif

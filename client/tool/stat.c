@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ask.h"
 #include "gaia/protocol.h"
 #include "rates.h"
 #include "tool.h"
@@ -46,44 +47,39 @@ static const struct {
 
 /* ---- lines ---- */
 
-static void put_head(void)
+static void put_head(bool all)
 {
 	printf("%7s", "home_hit");
 	for (size_t i = 0; i < N_COLUMNS; i++)
 		printf(" %6s ", columns[i].head);
 	for (size_t i = 0; i < N_TIMES; i++)
 		printf(" %7s", times[i].head);
-	printf(" %6s  %7s %7s\n", "unsto", "home", "device");
+	printf(" %6s  %7s %7s%s\n", "unsto", "home", "device", all ? "  mount" : "");
 }
 
-static void put_line(const json_t *before, const json_t *after, double seconds)
+/* Without a line's end. */
+static void put_line(FILE *out, const json_t *before, const json_t *after, double seconds)
 {
-	const json_t *home = json_object_get(after, "home"), *device;
-	double hits = counter_rate(before, after, "home_hits", seconds), used = 0, capacity = 0;
-	size_t k;
+	const json_t *home = json_object_get(after, "home"), *devices = json_object_get(after, "devices");
+	double hits = counter_rate(before, after, "home_hits", seconds);
 
-	put_percent(stdout, hits, hits + counter_rate(before, after, "home_misses", seconds));
+	put_percent(out, hits, hits + counter_rate(before, after, "home_misses", seconds));
 	for (size_t i = 0; i < N_COLUMNS; i++) {
 		const struct column *c = &columns[i];
 		double sum = counter_rate(before, after, c->counter[0], seconds) + (c->counter[1] ? counter_rate(before, after, c->counter[1], seconds) : 0);
 
-		put_scaled(stdout, sum * c->times, strchr(c->head, '_') ? 1024 : 1000);
+		put_scaled(out, sum * c->times, strchr(c->head, '_') ? 1024 : 1000);
 	}
 	for (size_t i = 0; i < N_TIMES; i++) {
 		struct taken taken;
 
 		taken_between(latency_row(before, times[i].of, times[i].kind), latency_row(after, times[i].of, times[i].kind), &taken);
-		put_time(stdout, taken.p99);
+		put_time(out, taken.p99);
 	}
-	put_scaled(stdout, number_at(after, "dirty_bytes"), 1024);
-	putchar(' ');
-	put_percent(stdout, number_at(home, "used"), number_at(home, "budget"));
-	json_array_foreach(json_object_get(after, "devices"), k, device) {
-		used += number_at(device, "used");
-		capacity += number_at(device, "capacity");
-	}
-	put_percent(stdout, used, capacity);
-	putchar('\n');
+	put_scaled(out, number_at(after, "dirty_bytes"), 1024);
+	putc(' ', out);
+	put_percent(out, number_at(home, "used"), number_at(home, "budget"));
+	put_percent(out, sum_at(devices, "used"), sum_at(devices, "capacity"));
 }
 
 /* Of each kind that there was meanwhile. */
@@ -107,12 +103,30 @@ static json_t *latencies_json(const json_t *before, const json_t *after, double 
 	return list;
 }
 
-static void put_json(const json_t *before, const json_t *after, double seconds)
+/* Names may have characters that would send commands to the terminal: so all is ASCII. */
+static void put_object(FILE *out, const json_t *row)
 {
-	json_t *rates = json_object(), *row;
+	char *text = row ? json_dumps(row, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9)) : NULL;
+
+	if (text)
+		fputs(text, out);
+	free(text);
+}
+
+/* @mount: its name; a name that is not UTF-8 is null. */
+static json_t *object_of(const char *mount)
+{
+	json_t *name = json_string(mount);
+
+	return json_pack("{s:o, s:I}", "mount", name ? name : json_null(), "time", (json_int_t)time(NULL));
+}
+
+/* @mount: NULL: the one that was asked for. Without a line's end. */
+static void put_json(FILE *out, const char *mount, const json_t *before, const json_t *after, double seconds)
+{
+	json_t *rates = json_object(), *all = mount ? object_of(mount) : json_object(), *row;
 	const char *name;
 	json_t *value;
-	char *text;
 
 	json_object_foreach(json_object_get(after, "counters"), name, value)
 		json_object_set_new(rates, name, json_real(counter_rate(before, after, name, seconds)));
@@ -120,11 +134,10 @@ static void put_json(const json_t *before, const json_t *after, double seconds)
 			"latencies", latencies_json(before, after, seconds), "home",
 			json_object_get(after, "home"), "devices", json_object_get(after, "devices"), "dirty_bytes",
 			json_object_get(after, "dirty_bytes"));
-	text = row ? json_dumps(row, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
-	if (text)
-		puts(text);
-	free(text);
+	json_object_update(all, row);
+	put_object(out, all);
 	json_decref(row);
+	json_decref(all);
 }
 
 /* ---- the command ---- */
@@ -133,21 +146,105 @@ static int show(const json_t *before, const json_t *after, double seconds, doubl
 {
 	const struct args *a = arg;
 
-	if (a->json) {
-		put_json(before, after, seconds);
-	} else {
-		if (fmod(n, LINES_A_HEADER) == 0)
-			put_head();
-		put_line(before, after, seconds);
-	}
+	if (!a->json && fmod(n, LINES_A_HEADER) == 0)
+		put_head(false);
+	if (a->json)
+		put_json(stdout, NULL, before, after, seconds);
+	else
+		put_line(stdout, before, after, seconds);
+	putchar('\n');
 	return fflush(stdout) || ferror(stdout) ? fail("standard output: %s", strerror(errno)) : EXIT_OK;
+}
+
+/* ---- all mounts ---- */
+
+struct all {
+	struct asks asks;
+	bool json;
+	unsigned lines; /* since the heading */
+};
+
+static double make_line(FILE *out, const struct round *r, unsigned what, const char *path)
+{
+	put_line(out, r->before, r->after, r->seconds);
+	return 0;
+}
+
+static double make_json(FILE *out, const struct round *r, unsigned what, const char *path)
+{
+	put_json(out, r->name, r->before, r->after, r->seconds);
+	return 0;
+}
+
+static const struct ask *no_one(void *arg)
+{
+	return NULL;
+}
+
+static void show_trouble(const struct ask *one, const char *trouble, bool json)
+{
+	json_t *row;
+
+	if (json) {
+		row = object_of(one->mount.point);
+		json_object_set_new(row, "error", json_string(trouble));
+		put_object(stdout, row);
+		json_decref(row);
+	} else {
+		put_safely(stdout, one->mount.point);
+		printf(": %s", trouble);
+	}
+}
+
+static int show_all(double n, void *arg)
+{
+	struct all *all = arg;
+
+	if (!all->json && (n == 0 || all->lines >= LINES_A_HEADER)) {
+		put_head(true);
+		all->lines = 0;
+	}
+	for (size_t k = 0; k < all->asks.n; k++, all->lines++) {
+		const struct ask *one = all->asks.at[k];
+		char room[64];
+		bool wrong;
+		const char *trouble = ask_trouble(one, ASK_ROW, room, &wrong);
+
+		if (trouble)
+			show_trouble(one, trouble, all->json);
+		else
+			fputs(one->text[ASK_ROW], stdout);
+		if (!trouble && !all->json) {
+			fputs("  ", stdout);
+			put_safely(stdout, one->mount.point);
+		}
+		putchar('\n');
+	}
+	if (all->asks.more > 0 && !all->json)
+		printf("(and %zu more mounts, which are not asked)\n", all->asks.more);
+	return fflush(stdout) || ferror(stdout) ? fail("standard output: %s", strerror(errno)) : EXIT_OK;
+}
+
+static int stat_all(const struct rounds *rounds, bool json)
+{
+	struct all all = { .asks = { .make = json ? make_json : make_line }, .json = json };
+	struct asks_rounds r = { .interval = rounds->interval, .count = rounds->count, .keys = -1, .wait = rounds_sleep, .opened = no_one,
+				 .show = show_all, .arg = &all };
+	int status;
+
+	asks_refresh(&all.asks);
+	asks_send(&all.asks, NULL);
+	asks_wait(&all.asks, clock_seconds() + SILENCE_S, -1);
+	status = asks_run(&all.asks, &r);
+	asks_end(&all.asks);
+	return status;
 }
 
 int stat_command(const struct args *a)
 {
-	struct rounds r = { .path = a->path, .interval = 1, .count = a->n_paths > 1 ? INFINITY : 1, .wait = rounds_sleep, .show = show, .arg = (void *)a };
+	struct rounds r = { .interval = 1, .count = 1, .wait = rounds_sleep, .show = show, .arg = (void *)a };
 
 	if (!rounds_parse(a, &r))
-		return usage("stat: after the mount come an interval, of 0.1 to 86400 seconds, and how many lines to print");
-	return rounds_end(&r, rounds_run(&r));
+		return usage("stat: after the mount, if one is named, come an interval, of 0.1 to 86400 seconds, and how many lines to print");
+	return r.path ? rounds_end(&r, rounds_run(&r)) : stat_all(&r, a->json);
 }

@@ -14,9 +14,9 @@ enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 /* What the command line says. */
 struct args {
-	char **paths; /* one at least */
+	char **paths; /* one at least, but for commands that may have none */
 	size_t n_paths;
-	const char *path; /* the first */
+	const char *path; /* the first, or NULL */
 	bool json, force, everywhere, discard, recursive, estimate, batch, null, wait;
 	bool from_given, device_given;
 	uint32_t from; /* a device's index or GAIA_FROM_HOME */
@@ -51,13 +51,13 @@ int residency_command(const struct args *a);
 int flush_command(const struct args *a);
 int evict_command(const struct args *a);
 
-/* gaia stat: paths[1] and [2] are its interval and its count. */
+/* gaia stat: paths are a mount or none, an interval and a count; see rounds_parse(). */
 int stat_command(const struct args *a);
 
 /* gaia dedup. */
 int dedup_command(const struct args *a);
 
-/* gaia top: paths[1] and [2] are its interval and its count. */
+/* gaia top: as gaia stat. */
 int top_command(const struct args *a);
 
 /* gaia pin, unpin, pins, warm. */

@@ -1,5 +1,5 @@
 /*
- * top.c - gaia top: what a mount does, for whom, and what takes the memory, again and again on a screen, as top(1).
+ * top.c - gaia top: what a mount does, for whom, and what takes the memory, again and again on a screen, as top(1). Of all mounts: top_mounts.c.
  *
  * Each round makes the same text (show()), which goes to the terminal through ncurses or, with -b, to standard output.
  */
@@ -34,7 +34,7 @@ static void put_head(FILE *out, const struct round *r)
 	if (localtime_r(&now, &tm))
 		strftime(clock, sizeof(clock), "%H:%M:%S", &tm);
 	fprintf(out, "gaia top - %s, ", clock);
-	put_safely(out, string_at(r->after, "mountpoint"));
+	put_safely(out, r->name ? r->name : string_at(r->after, "mountpoint"));
 	fprintf(out, ", daemon %.0f, in the last %.1f s, a second:\n", number_at(r->after, "pid"), r->seconds);
 	fputs("home", out);
 	put_percent(out, number_at(home, "used"), number_at(home, "budget"));
@@ -178,17 +178,8 @@ static void put_latencies(FILE *out, const struct round *r)
 	}
 }
 
-/* ---- the screen ---- */
-
-/* To be freed; NULL: no memory. */
-static char *show(const struct round *r)
+void put_screen(FILE *out, const struct round *r)
 {
-	char *text = NULL;
-	size_t len;
-	FILE *out = open_memstream(&text, &len);
-
-	if (!out)
-		return NULL;
 	put_head(out, r);
 	put_shares(out, r);
 	put_rates(out, r);
@@ -199,10 +190,6 @@ static char *show(const struct round *r)
 	put_users(out, r);
 	put_files(out, r);
 	put_moving_files(out, r);
-	if (!fclose(out))
-		return text;
-	free(text);
-	return NULL;
 }
 
 /* ---- the command ---- */
@@ -213,13 +200,29 @@ struct top {
 	json_t *use; /* of the round before, or NULL */
 };
 
+/* To be freed; NULL: no memory. */
+static char *show(const struct round *r)
+{
+	char *text = NULL;
+	size_t len;
+	FILE *out = open_memstream(&text, &len);
+
+	if (!out)
+		return NULL;
+	put_screen(out, r);
+	if (!fclose(out))
+		return text;
+	free(text);
+	return NULL;
+}
+
 /* The files are for root and the daemon's user; an older daemon does not tell them at all. */
-static json_t *fetch_use(struct top *t)
+json_t *fetch_use(const char *path, bool *may)
 {
 	json_t *use = NULL;
-	int err = t->may ? fetch_json(t->path, GAIA_REPORT_USE, &use) : 0;
+	int err = *may ? fetch_json(path, GAIA_REPORT_USE, &use) : 0;
 
-	t->may = t->may && err != -EPERM && err != -EINVAL;
+	*may = *may && err != -EPERM && err != -EINVAL;
 	return use;
 }
 
@@ -227,14 +230,14 @@ static json_t *fetch_use(struct top *t)
 static bool wait_for_user(double until, void *arg)
 {
 	(void)arg;
-	return screen_wait(until);
+	return screen_wait(until, 0) != SCREEN_QUIT;
 }
 
 static int put_round(const json_t *before, const json_t *after, double seconds, double n, void *arg)
 {
 	struct top *t = arg;
-	json_t *use = fetch_use(t);
-	char *text = show(&(struct round){ before, after, t->use, use, seconds });
+	json_t *use = fetch_use(t->path, &t->may);
+	char *text = show(&(struct round){ before, after, t->use, use, seconds, NULL });
 
 	json_decref(t->use);
 	t->use = use;
@@ -251,18 +254,20 @@ static int put_round(const json_t *before, const json_t *after, double seconds, 
 int top_command(const struct args *a)
 {
 	struct top t = { .path = a->path, .batch = a->batch, .may = true };
-	struct rounds r = { .path = a->path, .interval = 2, .count = INFINITY, .wait = a->batch ? rounds_sleep : wait_for_user, .show = put_round, .arg = &t };
+	struct rounds r = { .interval = 2, .count = INFINITY, .wait = a->batch ? rounds_sleep : wait_for_user, .show = put_round, .arg = &t };
 	json_t *first;
 	int status;
 
 	if (!rounds_parse(a, &r))
-		return usage("top: after the mount come an interval, of 0.1 to 86400 seconds, and how often to show it");
+		return usage("top: after the mount, if one is named, come an interval, of 0.1 to 86400 seconds, and how often to show it");
+	if (!r.path)
+		return top_mounts(&r, a->batch);
 	/* What is wrong is said before there is a screen. */
 	status = fetch_json(a->path, GAIA_REPORT_STATUS, &first);
 	if (status)
 		return rounds_end(&r, status);
 	json_decref(first);
-	t.use = fetch_use(&t);
+	t.use = fetch_use(t.path, &t.may);
 	if (!a->batch && !screen_begin()) {
 		json_decref(t.use);
 		return EXIT_FAILED;

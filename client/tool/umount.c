@@ -35,91 +35,13 @@
 
 #include "../report.h"
 #include "../wire.h"
+#include "mounts.h"
 #include "tool.h"
 
 /* After this time, say what is waited for. Many mount namespaces that exist before are gone by then. */
 #define PATIENCE_MS 5000
 
 extern char **environ;
-
-/* A line of a process's mountinfo. */
-struct mount_entry {
-	unsigned major, minor;
-	char *point;
-	char *type;
-	char *source;
-};
-
-/* Replace each \ooo by the byte that it stands for, in place. */
-static void unescape(char *s)
-{
-	char *to = s;
-
-	while (*s) {
-		unsigned byte;
-
-		if (s[0] == '\\' && sscanf(s + 1, "%3o", &byte) == 1) {
-			*to++ = byte;
-			s += 4;
-		} else {
-			*to++ = *s++;
-		}
-	}
-	*to = '\0';
-}
-
-static void free_entry(struct mount_entry *e)
-{
-	free(e->point);
-	free(e->type);
-	free(e->source);
-}
-
-static bool parse_entry(const char *line, struct mount_entry *out)
-{
-	const char *tail = strstr(line, " - ");
-
-	*out = (struct mount_entry){ 0 };
-	if (!tail ||
-	    sscanf(line, "%*d %*d %u:%u %*s %ms", &out->major, &out->minor, &out->point) != 3 ||
-	    sscanf(tail, " - %ms %ms", &out->type, &out->source) != 2) {
-		free_entry(out);
-		return false;
-	}
-	unescape(out->point);
-	return true;
-}
-
-/* The last mount of @table that @matches accepts: the topmost, where several are stacked. False: there is none. */
-static bool find_mount(const char *table,
-		       bool (*matches)(const struct mount_entry *e, const void *arg),
-		       const void *arg, struct mount_entry *out)
-{
-	FILE *file = fopen(table, "re");
-	bool found = false;
-	char *line = NULL;
-	size_t size = 0;
-
-	if (!file)
-		return false;
-	while (getline(&line, &size, file) > 0) {
-		struct mount_entry e;
-
-		if (!parse_entry(line, &e))
-			continue;
-		if (!matches(&e, arg)) {
-			free_entry(&e);
-			continue;
-		}
-		if (found)
-			free_entry(out);
-		*out = e;
-		found = true;
-	}
-	free(line);
-	fclose(file);
-	return found;
-}
 
 static bool is_at(const struct mount_entry *e, const void *path)
 {
@@ -583,7 +505,7 @@ int umount_command(const char *path, bool force, bool everywhere, bool discard)
 	if (!find_mount("/proc/self/mountinfo", is_at, point, &e)) {
 		status = fail("%s: nothing is mounted there", point);
 	} else {
-		if (strcmp(e.type, "fuse.gaiafs") != 0)
+		if (strcmp(e.type, GAIAFS_TYPE) != 0)
 			status = fail("%s: is not a gaiafs mount but %s; use umount(8)", point, e.type);
 		else if (force)
 			status = unmount(point, MNT_FORCE | MNT_DETACH);

@@ -113,31 +113,74 @@ static int longest_first(const void *a, const void *b)
 }
 
 #define WAITS_SHOWN 16u
+#define NAME_MOST 32u /* the daemon's are shorter */
 
-/* What its calls waited for: parts of the time, of a thread; and how many wait at the moment. */
-static void put_waits(FILE *out, const struct round *r, const struct row *client)
+struct waits {
+	struct waited at[WAITS_SHOWN];
+	size_t n;
+};
+
+/* What the client's calls waited for: parts of the time, of a thread; and how many wait at the moment. */
+static void add_waits(struct waits *all, const struct round *r, const struct row *client)
 {
-	struct waited list[WAITS_SHOWN];
-	size_t n = 0, k;
+	size_t k, i;
 	const json_t *one;
 
 	json_array_foreach(json_object_get(client->now, "waits"), k, one) {
 		const char *what = string_at(one, "for");
 		const json_t *before = client->before ? row_named(json_object_get(client->before, "waits"), "for", what) : one;
 		double ns = number_at(one, "ns") - number_at(before, "ns");
-		struct waited w = { what, ns > 0 ? ns / r->seconds / 1e9 : 0, number_at(one, "now") };
 
-		if (n < WAITS_SHOWN && (w.part >= 0.001 || w.now > 0))
-			list[n++] = w;
+		for (i = 0; i < all->n && strcmp(all->at[i].what, what) != 0; i++)
+			;
+		if (i == WAITS_SHOWN || strlen(what) > NAME_MOST)
+			continue;
+		if (i == all->n)
+			all->at[all->n++] = (struct waited){ .what = what };
+		all->at[i].part += ns > 0 ? ns / r->seconds / 1e9 : 0;
+		all->at[i].now += number_at(one, "now");
 	}
-	qsort(list, n, sizeof(*list), longest_first);
-	for (k = 0; k < n; k++) {
-		fputs(k == 0 ? "  " : ", ", out);
-		put_safely(out, list[k].what);
-		fprintf(out, " %.1f%%", list[k].part * 100);
-		if (list[k].now > 0)
-			fprintf(out, " (%.0f now)", list[k].now);
+}
+
+/* Returns how many wait at the moment. */
+static double put_waits(FILE *out, struct waits *all)
+{
+	double now = 0;
+	bool first = true;
+
+	qsort(all->at, all->n, sizeof(*all->at), longest_first);
+	for (const struct waited *w = all->at; w < all->at + all->n; w++) {
+		if (w->part < 0.001 && w->now <= 0)
+			continue;
+		fputs(first ? "  " : ", ", out);
+		first = false;
+		put_safely(out, w->what);
+		fprintf(out, " %.1f%%", w->part * 100);
+		if (w->now > 0)
+			fprintf(out, " (%.0f now)", w->now);
+		now += w->now;
 	}
+	return now;
+}
+
+double put_all_waits(FILE *out, const struct round *r)
+{
+	struct waits all = { 0 };
+	size_t n;
+	struct row *list = rows_of_clients(r, &n);
+
+	for (size_t k = 0; k < n; k++)
+		add_waits(&all, r, &list[k]);
+	free(list);
+	return put_waits(out, &all);
+}
+
+size_t count_clients(const struct round *r)
+{
+	size_t n;
+
+	free(rows_of_clients(r, &n));
+	return n;
 }
 
 void put_clients(FILE *out, const struct round *r)
@@ -145,6 +188,7 @@ void put_clients(FILE *out, const struct round *r)
 	static const char *const calls[] = { "acquires", "releases", NULL };
 	size_t n, k;
 	struct row *list = rows_of_clients(r, &n);
+	struct waits waits;
 
 	for (k = 0; k < n; k++) {
 		list[k].weight = row_rates(r, &list[k], calls);
@@ -167,7 +211,9 @@ void put_clients(FILE *out, const struct round *r)
 		put_scaled(out, row_rates(r, &list[k], calls), 1000);
 		put_scaled(out, row_rate(r, &list[k], "to_device_bytes"), 1024);
 		put_scaled(out, row_rate(r, &list[k], "from_device_bytes"), 1024);
-		put_waits(out, r, &list[k]);
+		waits.n = 0;
+		add_waits(&waits, r, &list[k]);
+		put_waits(out, &waits);
 		fputc('\n', out);
 	}
 	put_more(out, n, "clients");

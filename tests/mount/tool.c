@@ -96,7 +96,7 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 	refused(2, "stat . 1 0");
 	refused(2, "stat . 1 1 1");
 	refused(2, "stat . x");
-	refused(2, "stat");
+	refused(2, "stat 0");
 	refused(1, "stat /");
 	refused(1, "stat nothing");
 }
