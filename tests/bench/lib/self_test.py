@@ -83,10 +83,33 @@ class Judging(unittest.TestCase):
         self.assertEqual(verdicts(row), [MET])
 
 
+class WatchedRows(unittest.TestCase):
+    """The goal is what a second mount that is the same allows."""
+
+    @staticmethod
+    def verdict(watched, second):
+        row = cpu.WatchedRow("section", "title", "bytes")
+        for one, other in zip(watched, second):
+            row.add({cpu.NATIVE: 1, cpu.WAYS[0]: 1, cpu.WATCHED: one, cpu.SECOND: other})
+        return [judged.verdict for judged in row.judge([])]
+
+    def test_as_far_apart_as_two_that_are_the_same(self):
+        self.assertEqual(self.verdict([0.96, 0.96, 0.96], [1.0, 0.8, 1.0]), [MET])
+        self.assertEqual(self.verdict([0.91, 0.91, 0.91], [0.9, 0.9, 0.9]), [MET])
+
+    def test_further_apart(self):
+        self.assertEqual(self.verdict([0.91, 0.91, 0.91], [1.0, 1.0, 1.0]), [MISSED])
+        self.assertEqual(self.verdict([0.97, 0.97, 0.97], [1.02, 1.02, 1.02]), [MISSED])
+        self.assertEqual(self.verdict([0.9, 1.0, 1.1], [1.0, 1.0, 1.0]), [NOISE])
+
+    def test_not_measured(self):
+        self.assertEqual(self.verdict([], []), [UNMEASURED])
+
+
 class DeviceCounts(unittest.TestCase):
     def bench(self):
-        Args = collections.namedtuple("Args", "quick only build")
-        bench = cpu.Bench(Args(True, "", "/nowhere"))
+        Args = collections.namedtuple("Args", "quick watched only build")
+        bench = cpu.Bench(Args(True, False, "", "/nowhere"))
         bench.device_counts()
         return bench
 
@@ -279,8 +302,8 @@ class WhatIsSaid(unittest.TestCase):
         self.assertEqual(report.status(said, check=True), 0)
 
     def test_what_only_leaves_out_is_not_measured(self):
-        Args = collections.namedtuple("Args", "quick only build")
-        bench = cpu.Bench(Args(False, "random 4 KiB, mmap", "/nowhere"))
+        Args = collections.namedtuple("Args", "quick watched only build")
+        bench = cpu.Bench(Args(False, False, "random 4 KiB, mmap", "/nowhere"))
         for add in (bench.reads, bench.writes, bench.shared_with_devices, bench.names,
                     bench.device_counts):
             add()
@@ -288,10 +311,10 @@ class WhatIsSaid(unittest.TestCase):
         self.assertEqual({verdict for _, _, verdict in self.said(*bench.rows)}, {UNMEASURED})
 
     def test_what_only_root_can_do_is_not_measured(self):
-        Args = collections.namedtuple("Args", "quick only build")
+        Args = collections.namedtuple("Args", "quick watched only build")
         works = {}
         for root in True, False:
-            bench = cpu.Bench(Args(False, "", "/nowhere"))
+            bench = cpu.Bench(Args(False, False, "", "/nowhere"))
             with unittest.mock.patch.object(cpu, "may_drop_caches", lambda root=root: root):
                 bench.reads()
                 bench.names()
