@@ -183,7 +183,8 @@ static char *of_words(unsigned n, char **words)
 	struct options o;
 
 	cr_assert_lt(n, MANY - 3);
-	memcpy(argv + 1, words, n * sizeof(*words));
+	for (unsigned i = 0; i < n; i++)
+		argv[i + 1] = words[i];
 	argv[n + 1] = (char *)"/from";
 	argv[n + 2] = (char *)"/to";
 	*logged = '\0';
