@@ -300,6 +300,8 @@ def addresses(build):
 
 def main():
     build, dashboard = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    # What scripts/prometheus has fetched.
+    os.environ["PATH"] += os.pathsep + os.path.join(os.path.dirname(dashboard), "../build-deps/prometheus")
     if not os.path.exists("/dev/fuse"):
         print("metrics: there is no /dev/fuse")
         return 77
