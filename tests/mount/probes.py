@@ -16,7 +16,7 @@ failed = 0
 PAGE = 4096
 CHUNK_PAGES = 512
 PAGES = 700  # of a file; two chunks
-PATIENCE_S = 120
+PATIENCE_S = 60
 HELLO = 'BEGIN { printf("traces\\n"); exit(); }'
 
 
