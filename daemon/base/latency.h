@@ -5,7 +5,7 @@
  * counters. Buckets are log-linear: each power of two of nanoseconds is divided into LATENCY_PARTS equal ones, so a percentile is
  * at most an eighth too high. Each value is counted exactly once; those that are read together are not a snapshot.
  *
- * What it costs: 23 of some 2,450 instructions that the daemon needs for a read of 4 KiB from home (callgrind, a release build on
+ * What it costs: 23 of some 2,400 instructions that the daemon needs for a read of 4 KiB from home (callgrind, a release build on
  * x86-64). Of the two readings of the clock, 6 each, it has the one when the request came; receive.c needs the other anyway, and
  * both in threads that are not in front: there it is 17. Where the processor's counter cannot be used (clock.h), each is a
  * clock_gettime(2).
