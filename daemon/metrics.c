@@ -416,7 +416,7 @@ static int listen_at_address(const char *where)
 	    listen(fd, MOST_CONNECTIONS))
 		err = -errno;
 	if (!err && !is_loopback(at->ai_addr))
-		log_info("--metrics %s: whoever reaches this address may read them; nothing protects it", where);
+		log_warn("--metrics %s: whoever reaches this address may read them; nothing protects it", where);
 	freeaddrinfo(at);
 	if (err && fd >= 0)
 		close(fd);

@@ -597,14 +597,28 @@ int option_take_kind(struct options *o, const struct option_kind *kind, const ch
 	return 0;
 }
 
+/* A configuration file has no say in it: how a daemon takes over from another, and what one tells the other of that. */
+static bool is_of_command_line(const struct option_kind *kind)
+{
+	static int (*const parse[])(struct options *o, const char *text) = {
+		NULL, /* help, version and config */
+		upgrade, force, leave, adopt, wait_for_programs,
+		take_over, take_setting, take_devices, take_left, take_gpus,
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(parse); i++)
+		if (kind->parse == parse[i])
+			return true;
+	return false;
+}
+
 int options_take(struct options *o, const char *name, const char *value)
 {
 	const struct option_kind *kind = kind_named(name);
 
 	if (!kind)
 		refuse(o, "%s: no such option", name);
-	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == leave || kind->parse == adopt ||
-		 kind->parse == wait_for_programs || kind->parse == take_over || kind->parse == take_setting || kind->parse == take_gpus || kind->parse == take_left)
+	else if (is_of_command_line(kind))
 		refuse(o, "%s: only for the command line", name);
 	else if (kind->value && !value)
 		refuse(o, "%s: a value is missing", name);

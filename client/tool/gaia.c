@@ -41,16 +41,47 @@ static const char usage_text[] =
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
 
+/* Names of files come from users: a name must not forge a line or send commands to root's terminal. */
+static void make_harmless(char *line)
+{
+	for (unsigned char *c = (unsigned char *)line; *c; c++) {
+		if (c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0)
+			c[0] = c[1] = '?'; /* a control character of two bytes */
+		else if (*c < ' ' || *c == 0x7f)
+			*c = '?';
+	}
+}
+
+static bool progress_shown; /* a line of say_progress() is on the terminal */
+
+void say_progress(bool terminal, const char *fmt, ...)
+{
+	char line[2 * PATH_MAX];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(line, sizeof(line), fmt, ap);
+	va_end(ap);
+	make_harmless(line);
+	fprintf(stderr, "%sgaia: %s%s", terminal ? "\r" : "", line, terminal ? "\033[K" : "\n");
+	progress_shown = terminal;
+}
+
+void end_progress(void)
+{
+	if (progress_shown)
+		fputs("\r\033[K", stderr);
+	progress_shown = false;
+}
+
 static void say(const char *fmt, va_list ap)
 {
 	char line[2 * PATH_MAX];
 
 	vsnprintf(line, sizeof(line), fmt, ap);
-	/* Names of files come from users: a name must not forge a line or send commands to root's terminal. */
-	for (char *c = line; *c; c++)
-		if ((unsigned char)*c < ' ' || *c == 0x7f || ((unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0))
-			*c = '?';
+	make_harmless(line);
 	progress_clear_any();
+	end_progress();
 	fprintf(stderr, "gaia: %s\n", line);
 }
 

@@ -90,20 +90,16 @@ static int look(const struct args *a, double *left, double *held)
 
 static int wait_until_empty(const struct args *a)
 {
-	bool terminal = isatty(STDERR_FILENO), line = false;
+	bool terminal = isatty(STDERR_FILENO);
 	double left, held;
 	int status;
 
 	for (unsigned looks = 0; !(status = look(a, &left, &held)) && (left > 0 || held > 0); looks++) {
-		if (looks == SAY_AFTER || (terminal && looks > SAY_AFTER)) {
-			fprintf(stderr, "%s%s: %.0f MiB are still there, and programs hold %.0f of them%s", terminal ? "\r\033[K" : "gaia: ", a->path,
-				left / (1 << 20), held / (1 << 20), terminal ? "" : "\n");
-			line = terminal;
-		}
+		if (looks == SAY_AFTER || (terminal && looks > SAY_AFTER))
+			say_progress(terminal, "%s: %.0f MiB are still there, and programs hold %.0f of them", a->path, left / (1 << 20), held / (1 << 20));
 		usleep(LOOK_US);
 	}
-	if (line)
-		fputs("\r\033[K", stderr);
+	end_progress();
 	return status;
 }
 

@@ -28,6 +28,13 @@ struct args {
 /* One line on standard error: "gaia: ...". Returns EXIT_FAILED. */
 int fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/*
+ * How far something is, on standard error: on a terminal in the place of the last such line, which end_progress() and fail() take away; else a
+ * line of its own.
+ */
+void say_progress(bool terminal, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void end_progress(void);
+
 /* Say what went wrong with @path; @err is a negative errno. Returns EXIT_FAILED. */
 int fail_on(const char *path, int err);
 #define NOT_FOR_SHARED "not supported there; of a mount with --source shared nothing is cached (gaiafs-nodes(7))" /* EOPNOTSUPP */

@@ -209,7 +209,6 @@ struct progress {
 	const struct gaia_end *end; /* shared with the daemon; NULL: it does not share any */
 	uint64_t began_ns, said_ns; /* 0: nothing was said yet */
 	uint64_t left;		    /* bytes, when something was last said */
-	bool shown;		    /* on the current line of a terminal, to be overwritten */
 };
 
 static uint64_t now_ns(void)
@@ -236,18 +235,9 @@ static void progress_say(struct progress *p)
 	if (left < p->left)
 		format_bytes(rate, sizeof(rate), (json_int_t)((double)(p->left - left) * 1e9 / (double)ns));
 	format_bytes(bytes, sizeof(bytes), (json_int_t)left);
-	fprintf(stderr, "%sgaia: %s: %s left to store%s%s%s%s", terminal ? "\r" : "", p->point, bytes,
-		*rate ? ", " : "", rate, *rate ? "/s" : "", terminal ? "\033[K" : "\n");
-	p->shown = terminal;
+	say_progress(terminal, "%s: %s left to store%s%s%s", p->point, bytes, *rate ? ", " : "", rate, *rate ? "/s" : "");
 	p->said_ns = now;
 	p->left = left;
-}
-
-static void progress_end(struct progress *p)
-{
-	if (p->shown)
-		fprintf(stderr, "\r\033[K");
-	p->shown = false;
 }
 
 /* A sync of the whole mount, by a thread of its own, so that the main thread can show how far it is. */
@@ -289,7 +279,7 @@ static int sync_mount(int fd, struct progress *p, char **text)
 	while (poll(&done, 1, 500) <= 0)
 		progress_say(p);
 	pthread_join(thread, NULL);
-	progress_end(p);
+	end_progress();
 	err = s.err;
 	*text = s.text;
 close_pipe:
@@ -382,7 +372,7 @@ static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct moun
 		/* A daemon without a mount disconnects its clients before it stores what is left. */
 		told = told || ending || wire_hung_up(sock);
 		holder = told ? 0 : find_holder(e, name);
-		progress_end(p);
+		end_progress();
 		if (holder) {
 			fprintf(stderr, "gaia: %s: unmounted here, but another mount namespace (of process %d, %s) has a copy "
 				"of the mount; 'kill %d', its daemon, stores everything and ends it there too\n",
@@ -393,7 +383,7 @@ static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct moun
 			told ? "" : ", or for others to unmount, in a mount namespace that cannot be seen from here");
 		said = true;
 	}
-	progress_end(p);
+	end_progress();
 	return last_words(e->point, p->end, discard);
 }
 

@@ -12,7 +12,7 @@
  *	fill(file, first page, pages, of them read, error)	a run of pages came home from storage
  *	fetch(file, pages, device, error)			pages that a device had released came home
  *	evict(file, chunk, device, error)			a chunk left a device, or could not
- *	evict__home(file, chunk, pages)				pages left home
+ *	evict__home(file, chunk, pages)				pages were dropped from home, as "home_evicted" counts them
  *	writeback(file, first page, pages, error)		a run of pages went to storage
  *
  * scripts/trace/ has programs that use them.

@@ -195,9 +195,9 @@ static void refuse_unknown(struct fs *fs, const struct fuse_in_header *in, int e
 	serve_refuse(fs, in, err);
 }
 
-/* 0: other. */
-static const uint8_t kind_of[UINT8_MAX + 1] = {
-#define KIND(name) LATENCY_request_##name
+/* As LATENCY_PLACE(); 0: other. */
+static const uint16_t kind_of[UINT8_MAX + 1] = {
+#define KIND(name) LATENCY_PLACE(LATENCY_request_##name)
 	[FUSE_READ] = KIND(read),
 	[FUSE_WRITE] = KIND(write),
 	[FUSE_OPEN] = KIND(open),
@@ -256,7 +256,7 @@ static void request_ends(const struct fuse_in_header *in)
 
 	request_times.ended = ended;
 	if (came)
-		latency_count(kind_of[(uint8_t)in->opcode], elapsed_ns(came, ended));
+		latency_count_at(kind_of[(uint8_t)in->opcode], elapsed_ns(came, ended));
 }
 
 void serve_request(struct fs *fs, void *bytes, size_t size)

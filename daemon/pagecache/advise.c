@@ -23,6 +23,7 @@
 static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 {
 	int busy = view_drop(ch), err;
+	unsigned n = 0;
 
 	pthread_rwlock_rdlock(&ch->file->range);
 	err = chunk_store(ch, a, b, true);
@@ -34,12 +35,13 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 		if (page_present(ch, i) && !page_dirty(ch, i) && !page_in_view(ch, i) && home_may_leave(ch, i)) {
 			victim_offer(ch, i);
 			page_drop(ch, i);
-			count(CTR_home_evicted, 1);
+			n++;
 		}
 		pages_unlock(ch, i, i + 1);
 	}
 	pthread_mutex_unlock(&ch->lock);
 	pthread_rwlock_unlock(&ch->file->range);
+	home_evicted(ch, n);
 	victims_send(ch->file->cache, true);
 	chunk_unlist(ch);
 	return err ? err : busy;

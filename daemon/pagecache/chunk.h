@@ -252,6 +252,8 @@ void chunk_unlist(struct chunk *ch);
  * whose frames no other pages have: to drop others frees nothing.
  */
 unsigned chunk_shrink(struct chunk *ch, bool park, bool alone);
+/* So many of its pages have been dropped from home, to make room or since somebody asked for it: counts them, and tells tracers. */
+void home_evicted(const struct chunk *ch, unsigned n);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
 /*

@@ -103,6 +103,13 @@ int home_no_memory(unsigned n)
 	return -ENOMEM;
 }
 
+void home_evicted(const struct chunk *ch, unsigned n)
+{
+	if (n > 0)
+		PROBE3(evict__home, ch->file->key, ch->index, n);
+	count(CTR_home_evicted, n);
+}
+
 unsigned chunk_shrink(struct chunk *ch, bool park, bool alone)
 {
 	struct cache *c = ch->file->cache;
@@ -123,9 +130,7 @@ unsigned chunk_shrink(struct chunk *ch, bool park, bool alone)
 	}
 	pthread_mutex_unlock(&ch->lock);
 	victims_send(c, false);
-	if (n > 0)
-		PROBE3(evict__home, ch->file->key, ch->index, n);
-	count(CTR_home_evicted, n);
+	home_evicted(ch, n);
 	return freed;
 }
 

@@ -130,7 +130,7 @@ int view_leave(struct replica *rep)
 	}
 	ch->lent = 0;
 	pthread_mutex_unlock(&ch->lock);
-	count(CTR_home_evicted, dead ? 0 : n - (unsigned)got);
+	home_evicted(ch, dead ? 0 : n - (unsigned)got);
 	return 0;
 }
 

@@ -5,7 +5,7 @@ Mounts, has clients work, and has Prometheus scrape the daemon's metrics. Each e
 answers, and those that a working mount must have values for must have some. Then the panels are drawn as plain plots, as Grafana would arrange
 them. The picture KEPT, which documents show, must have the same panels and lines. OUT: where to write it; scripts/pictures renews KEPT so.
 
-Needs what top_picture.py needs, and prometheus(1) in PATH. Status 77: skipped, the last line says why.
+Needs what top_picture.py needs, and prometheus(1), in PATH or as scripts/prometheus fetches it. Status 77: skipped, the last line says why.
 """
 import json
 import os
@@ -191,6 +191,8 @@ def check_picture(path, panels):
 
 def main():
     build, program, dashboard, kept = (os.path.abspath(path) for path in sys.argv[1:5])
+    # What scripts/prometheus has fetched.
+    os.environ["PATH"] += os.pathsep + os.path.join(os.path.dirname(dashboard), "../build-deps/prometheus")
     if not shutil.which("prometheus"):
         top_picture.skip("prometheus is not there")
     top_picture.be_apart()

@@ -218,6 +218,44 @@ def answers(path):
         return False
 
 
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+        return True
+    except OSError:
+        return False
+
+
+def told_who_may_read(build):
+    """A warning, and no less than that, where others than programs of this machine reach the address; and none elsewhere."""
+    port = free_port()
+    for address, reach, warned in (("0.0.0.0", "127.0.0.2", True), ("[::]", "::1", True), ("127.0.0.1", "127.0.0.1", False), ("127.0.0.3", "127.0.0.3", False),
+                                   ("localhost", "127.0.0.1", False), ("[::1]", "::1", False)):
+        if address[0] == "[" and not has_ipv6():
+            print(f"there is no IPv6 here: {address} is not tried")
+            continue
+        where = f"{address}:{port}"
+        status, messages = start(build, "--log-level", "warn", "--metrics", where)
+        check(status == 0, f"{where}: does not start: {messages}")
+        lines = [line for line in messages.splitlines() if "--metrics" in line]
+        if warned:
+            check(len(lines) == 1 and f"--metrics {where}: " in lines[0] and "nothing protects" in lines[0], f"{where}: no warning: {messages!r}")
+        else:
+            check(lines == [], f"{where}: {messages}")
+        check(ask(http.client.HTTPConnection(reach, port, timeout=60))[0] == 200, f"{where}: {reach} is not answered")
+        stop(build)
+    status, messages = start(build, "--log-level", "debug", "--metrics", "unix:" + os.path.abspath("socket"))
+    check(status == 0 and "nothing protects" not in messages and "home: " in messages, f"a socket of its owner's: {messages}")
+    stop(build)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("0.0.0.0", 0))
+        return one.getsockname()[1]
+
+
 def addresses(build):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -235,6 +273,7 @@ def addresses(build):
     except OSError:
         pass
     stop(build)
+    told_who_may_read(build)
     for wrong, why in (("0", "port"), ("70000", "port"), ("unix:relative", "begin with /"), ("nonsense", "port"), (":9", "address"),
                        ("1.2.3.4:x", "port"), ("unix:/" + "x" * 200, "too long")):
         status, messages = start(build, "--metrics", wrong)
@@ -261,6 +300,8 @@ def addresses(build):
 
 def main():
     build, dashboard = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    # What scripts/prometheus has fetched.
+    os.environ["PATH"] += os.pathsep + os.path.join(os.path.dirname(dashboard), "../build-deps/prometheus")
     if not os.path.exists("/dev/fuse"):
         print("metrics: there is no /dev/fuse")
         return 77

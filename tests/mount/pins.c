@@ -372,6 +372,7 @@ static void expect_progress(const char *verb, const char *names, int files)
 		lines++;
 	}
 	cr_assert_geq(lines, files - 1, "%s: %s", command, said);
+	cr_assert(before == 5.0 * files, "not up to the end: %s", said);
 	cr_assert_not(strchr(said, '\n'), "%s", said);
 	cr_assert_str_eq(strrchr(said, '\r'), "\r\033[K", "%s", said);
 }

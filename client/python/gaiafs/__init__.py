@@ -15,6 +15,8 @@ while they wait. Errors are OSError, with errno, the file's name, and a sentence
 fork() has none of its parent's mappings: there they, and arrays in them, raise OSError (ENOTCONN); it may map files itself.
 """
 
+from pathlib import Path
+
 from . import safetensors
 from ._devices import Device, devices, residency, status
 from ._lib import lib as _library
@@ -39,7 +41,7 @@ __all__ = [
     "status",
 ]
 
-__version__ = "0.1.0"
+__version__ = (Path(__file__).parent / "VERSION").read_text().strip()
 
 
 def library_version() -> str:
