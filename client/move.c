@@ -197,8 +197,8 @@ static int connect_again(struct conn *c, int fd)
 	}
 	if (err)
 		return err;
-	/* What is in use may rest on them. */
-	if (c->features & ~features)
+	/* What is in use may rest on them. (gaia_publish() does not.) */
+	if (c->features & ~(features | GAIA_FEATURE_PUBLISHES))
 		return -EPROTO;
 	pthread_mutex_lock(&gaia_lock);
 	c->key = key;

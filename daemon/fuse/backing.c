@@ -45,11 +45,20 @@ struct unused {
 	struct inode *inode;	  /* kept until then */
 };
 
+static void close_under(struct inode *inode, struct store_file *under)
+{
+	bool writable = under->writable;
+	struct closing c;
+
+	lost_closes(&c, inode);
+	lost_closed(&c, under->ops->close(under), writable);
+}
+
 static void close_unused(struct unused unused)
 {
 	if (!unused.under)
 		return;
-	lost_below(unused.inode, unused.under->ops->close(unused.under));
+	close_under(unused.inode, unused.under);
 	inode_put(unused.inode);
 }
 
@@ -112,7 +121,7 @@ static int reopen(struct backing *b)
 	}
 	if (!err && under) {
 		pthread_mutex_unlock(&fs->lock);
-		lost_below(b->inode, under->ops->close(under));
+		close_under(b->inode, under);
 		pthread_mutex_lock(&fs->lock);
 	}
 	return err;
@@ -263,7 +272,12 @@ static int backing_patch(struct store_file *file, const void *buf, const void *b
 
 static int backing_sync(struct store_file *file, bool data_only)
 {
-	return lost_at_sync(backing_of(file)->inode, PASS(int, file, sync, data_only));
+	struct store_file *under;
+	int err = begin(file, &under);
+
+	if (err)
+		return err;
+	return lost_at_sync(backing_of(file)->inode, (int)ended(file, under->ops->sync(under, data_only)));
 }
 
 static int backing_truncate(struct store_file *file, off_t size)
@@ -288,11 +302,17 @@ static int backing_stat(struct store_file *file, struct stat *out)
 
 static int backing_utimens(struct store_file *file, const struct timespec ts[2])
 {
+	struct inode *inode = backing_of(file)->inode;
 	int err = PASS(int, file, utimens, ts);
 
-	/* An engine may store first what was written: else it would set the times once more. */
-	if (err == -EIO || cred_no_room(err))
-		lost_below(backing_of(file)->inode, err);
+	/*
+	 * An engine may store first what was written: else it would set the times once more. If it goes on failing it is the times that fail:
+	 * what the cache has stored again is not stored for ever.
+	 */
+	if ((err == -EIO || cred_no_room(err)) && inode->fs->below_is_fuse && !atomic_exchange(&inode->times_failed, true))
+		lost_heard(inode, err);
+	else if (!err && atomic_load_explicit(&inode->times_failed, memory_order_relaxed))
+		atomic_store(&inode->times_failed, false);
 	return err;
 }
 
@@ -306,6 +326,8 @@ static ssize_t copy_once(struct store_file *from, off_t from_off, struct store_f
 		return n;
 	n = PASS(ssize_t, from, copy_range, from_off, to_under, to_off, len);
 	end(to);
+	if (n == -EBADFD)
+		close_if_unused(backing_of(to));
 	return n;
 }
 
@@ -335,9 +357,19 @@ static int backing_close(struct store_file *file)
 	LIST_REMOVE(b, of_inode);
 	pthread_mutex_unlock(&fs->lock);
 	if (b->under)
-		lost_below(b->inode, b->under->ops->close(b->under));
+		close_under(b->inode, b->under);
 	free(b);
 	return 0;
+}
+
+bool backing_is_written(const struct inode *inode)
+{
+	const struct backing *b;
+
+	LIST_FOREACH(b, &inode->backings, of_inode)
+		if (b->base.writable)
+			return true;
+	return false;
 }
 
 void backing_close_idle(struct inode *inode)

@@ -52,7 +52,7 @@ int contents_open_below(struct inode *inode, bool write, struct store_file **out
 	inode_fd_put(inode);
 	if (err == -EACCES)
 		err = open_with_access(inode, write, out);
-	return err;
+	return err ? -errno_below(-err) : 0;
 }
 
 /* The cache asks for the contents. [F] */
@@ -103,7 +103,7 @@ static int stat_below(struct inode *inode, struct stat *st)
 
 	if (fd < 0)
 		return fd;
-	err = fstat(fd, st) ? -errno : 0;
+	err = fstat(fd, st) ? -errno_below(errno) : 0;
 	inode_fd_put(inode);
 	return err;
 }

@@ -221,6 +221,9 @@ void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct handle *h = req_handle(req, fi);
 	int err = open_to_write(h->flags) ? cache_flush(h->cfile) : 0;
 
+	/* What an engine has told the daemon is for the next sync: that is this, since there may be no other. */
+	if (!err && open_to_write(h->flags) && atomic_load_explicit(&h->inode->lost, memory_order_relaxed))
+		err = cache_fsync(h->cfile, 0, INT64_MAX, true);
 	/*
 	 * Errors from before are for fsync(2), as on a disk's file system. What could not be stored has just been tried again; and this may be
 	 * the close of a child that runs another program, of which nobody looks at the result.

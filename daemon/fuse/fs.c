@@ -65,8 +65,8 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 		/* Attributes that come with names would be asked for again all the same. */
 		want &= ~(unsigned)(FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
 		want |= FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS;
-		shared_init(fs);
 	}
+	lost_init(fs);
 	/*
 	 * Not wanted: ASYNC_DIO. After a direct write by io_submit(2) or io_uring the kernel would not drop the
 	 * pages that others have read meanwhile: these would stay stale, and with WRITEBACK_CACHE a store to another part of

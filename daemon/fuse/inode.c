@@ -79,7 +79,7 @@ int inode_stat(const struct fs *fs, int fd, struct stat *st)
 	struct inode_key key;
 
 	if (!fs->config.shared)
-		return fstat(fd, st) ? -errno : 0;
+		return fstat(fd, st) ? -errno_below(errno) : 0;
 	return identify(fs, fd, "", st, &key);
 }
 

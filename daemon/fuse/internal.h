@@ -126,6 +126,7 @@ struct inode {
 	struct look seen;    /* of a shared source: the kernel's pages below are not older. Never young; */
 	struct look taken;   /* and last for devices: what these may have is not older; */
 	bool written_here;   /* but may be of a file that somebody on this machine can have written since */
+	atomic_bool times_failed; /* the file below takes no times: see backing.c */
 	atomic_uint_least64_t lost; /* the last store of the file that failed: see lost.c */
 	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
 };
@@ -144,6 +145,7 @@ struct handle {
 	int fd;		     /* of files of a shared source, which have no cfile: the file below, as it was opened; */
 	struct cfile *for_devices; /* and since this handle was first used for devices, what these have of it. lock */
 	atomic_bool locks;   /* of these: locks were taken by way of it */
+	atomic_bool bad_noted; /* and that the descriptor was given up below is known to others */
 	atomic_int owed;     /* errno: an error from before that has not been reported to it yet; 0 */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check(); of a shared source: as inode.lost was */
@@ -454,7 +456,7 @@ struct fd_path fd_path(int fd);
 int errno_below(int err);
 /* Open the file itself, which must not be a symlink. */
 int inode_open(struct inode *inode, int flags);
-/* And close one that can read or write: its errors are told to whom they concern (see lost.c). No lock but inode->lock may be held. */
+/* And close one that can read or write, but by which nothing was written: its errors are told to whom they concern (see lost.c). */
 void inode_close(struct inode *inode, int fd);
 
 /* ---- contents.c: inodes and cfiles ---- */
@@ -490,6 +492,8 @@ void access_keep(struct inode *inode);
 /* The same, but the file below may be closed and opened again meanwhile. */
 int backing_open(struct inode *inode, bool write, struct store_file **out);
 
+/* Whether the cache has the inode's file open to write. fs->lock is held. */
+bool backing_is_written(const struct inode *inode);
 /* Close the files below that the inode's store files have open and do not use now. */
 void backing_close_idle(struct inode *inode);
 
@@ -558,11 +562,15 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 /*
  * ---- lost.c: late errors of the file system below ----
  *
- * Errors are negative, 0 is none. The caller holds no lock but an inode's.
+ * Errors are negative, 0 is none. The caller may hold an inode's lock or a handle's, and not fs->lock.
  */
 
+/* Before INIT is answered. */
+void lost_init(struct fs *fs);
 /* Something of the file could not be stored: whom it concerns is told, but for @h (or NULL), which knows. */
 void lost_note(struct inode *inode, struct handle *h, int err);
+/* The same if anybody may have written it: the daemon was told, by a call about something else. */
+void lost_heard(struct inode *inode, int err);
 /* Of a shared source: what to tell a program that has stored the file, of which @err came: that, or what is owed to it from before. */
 int lost_with(struct handle *h, int err);
 /*
@@ -574,15 +582,21 @@ int lost_with_close(struct handle *h, int err);
 int lost_with_synced(struct handle *h, int err);
 /* The file below was synced for the cache, of which @err came: what to tell the cache. */
 int lost_at_sync(struct inode *inode, int err);
-/* The daemon has closed a descriptor of its own, or set times, of which @err came: perhaps for something that was written before. */
-void lost_below(struct inode *inode, int err);
+
+/* On the stack of a thread that closes a descriptor of the daemon's own; the inode is kept meanwhile. */
+struct closing {
+	struct inode *inode;
+	uint64_t number;
+	TAILQ_ENTRY(closing) link;
+};
+/* Around the close, of which @err came. @wrote: something may have been written by that descriptor. */
+void lost_closes(struct closing *c, struct inode *inode);
+void lost_closed(struct closing *c, int err, bool wrote);
 
 /* ---- shared.c: files of a shared source ---- */
 
 /* The requests that are carried out differently there. */
 void shared_ops(struct fuse_lowlevel_ops *ops);
-/* Called before INIT is answered. */
-void shared_init(struct fs *fs);
 /*
  * Ask the file system below whether others have changed the file, by @fd, which is open there: what is read from now on is what they had
  * stored before. @opened: it has just been opened. -ESTALE: the file is gone; looking its name up finds what has it now.

@@ -287,7 +287,7 @@ static int sync_contents(struct ioctl_job *job, struct cfile *f)
 
 	/* What the file below has other nodes see when its client has stored it. */
 	if (!err && job->arg.range.prot && job->fs->config.shared)
-		err = lost_with(job->handle, shared_store_writers(job->handle));
+		err = -errno_below(-lost_with(job->handle, shared_store_writers(job->handle)));
 	else
 		err = lost_with_synced(job->handle, err);
 	return err || !job->fs->config.shared ? err : locks_check(job->handle, 0);
@@ -331,7 +331,8 @@ static int carry_out(struct ioctl_job *job)
 		return control_report(ctl, f, job->uid, &job->arg.report);
 	case GAIA_IOC_FLUSH:
 	case GAIA_IOC_EVICT:
-		return lost_with_synced(job->handle, file_range(job, access));
+		err = file_range(job, access);
+		return job->cmd == GAIA_IOC_FLUSH ? lost_with_synced(job->handle, err) : err;
 	case GAIA_IOC_SET:
 		return set_options(job);
 	case GAIA_IOC_PLACE:

@@ -1,70 +1,172 @@
 /*
  * lost.c - errors of the file system below about something that was written before, of which it tells once.
  *
- * An engine behind FUSE, or a server, may answer writes before they are stored, and tell of a failure to whoever stores or closes the file
- * next, by whatever descriptor: perhaps to another program, perhaps to the daemon. Who else has to know?
+ * An engine behind FUSE may answer writes before they are stored, and tell of a failure to whoever stores or closes the file next, by
+ * whatever descriptor: perhaps to another program, perhaps to the daemon. (The kernel's own file systems tell each descriptor.) Who has to know?
  *
- *	shared source	all who have the file open to write, for calls or for devices, as the kernel tells them of a file system's own:
- *			inode->lost has a number of its own for each failure, and in the last bits its errno; handle->errors_seen is what
- *			the open file was told last
- *	else		only the cache stores. If the daemon closes a descriptor the next sync of the file fails, by which the cache
- *			stores again what it still has, and tells programs: inode->lost is the errno
+ *	shared source	all who have the file open to write, for calls or for devices: inode->lost has a number of its own for each
+ *			failure, and in the last bits its errno; handle->errors_seen is what the open file was told last
+ *	else		only the cache stores. What the daemon hears makes the next sync of the file fail, or the next close by a writer, which
+ *			syncs then. So the cache stores again what it still has, and tells programs. inode->lost is the errno
+ *
+ * EBADFD is another matter: it says that a descriptor has been given up, and nothing of what others wrote by theirs.
  */
 #include "base/counters.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <string.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define LOST_ERRNO 0xffffu
 
+void lost_init(struct fs *fs)
+{
+	struct statfs st;
+
+	fs->below_is_fuse = !fstatfs(fs->root.fd, &st) && (unsigned long)st.f_type == FUSE_SUPER_MAGIC;
+}
+
+/* ---- noting ---- */
+
+static void tell_log(struct inode *inode, int err)
+{
+	char path[CFILE_NAME_MAX], name[CFILE_NAME_MAX];
+
+	log_warn("%s: the file system below says, late, that something written to it could not be stored: %s",
+		 contents_name(inode, path, sizeof(path)) ? cache_safe_name(path, name) : "a file without a name", strerror(-err));
+}
+
+void lost_note(struct inode *inode, struct handle *h, int err)
+{
+	uint64_t before = atomic_load(&inode->lost), now, is = (uint64_t)errno_below(-err);
+
+	do
+		now = inode->fs->config.shared ? (before | LOST_ERRNO) + 1 + is : is;
+	while (!atomic_compare_exchange_weak(&inode->lost, &before, now));
+	if (h)
+		atomic_store(&h->errors_seen, now);
+	count(CTR_storage_errors, 1);
+	if ((before & LOST_ERRNO) != is)
+		tell_log(inode, err);
+}
+
+/* Whether somebody may have written what was heard of. */
 static bool is_written(struct inode *inode)
 {
 	bool is;
 
 	pthread_mutex_lock(&inode->fs->lock);
-	is = inode->writers;
+	is = inode->writers || (!inode->fs->config.shared && backing_is_written(inode));
 	pthread_mutex_unlock(&inode->fs->lock);
 	return is;
 }
 
-static void tell_log(struct inode *inode, int err)
+void lost_heard(struct inode *inode, int err)
 {
-	char name[PATH_MAX];
-
-	log_warn("%s: the file system below says, late, that something written to it could not be stored: %s; those who have it open are told",
-		 contents_name(inode, name, sizeof(name)) ? name : "(a file without a name)", strerror(-err));
+	if (err != -EBADFD && (inode->fs->below_is_fuse || inode->fs->config.shared) && is_written(inode))
+		lost_note(inode, NULL, err);
 }
 
-void lost_note(struct inode *inode, struct handle *h, int err)
+/* The handle's descriptor could not be stored. @told: the error goes to a program that will look at it. */
+static void may_be_lost(struct handle *h, int err, bool told)
 {
-	uint64_t before = atomic_load(&inode->lost), now;
+	bool writes = open_to_write(h->flags);
 
-	do
-		now = inode->fs->config.shared ? (before | LOST_ERRNO) + 1 + (uint64_t)-err : (uint64_t)-err;
-	while (!atomic_compare_exchange_weak(&inode->lost, &before, now));
-	if (h)
-		atomic_store(&h->errors_seen, now);
-	count(CTR_storage_errors, 1);
-	tell_log(inode, err);
+	if (err == -EBADFD && (!writes || atomic_exchange(&h->bad_noted, true)))
+		return;
+	if (writes)
+		lost_note(h->inode, told ? h : NULL, err);
+	else
+		lost_heard(h->inode, err);
 }
 
-/* A descriptor of the file could not be stored or closed. If nobody has written the file nothing is lost. */
-static void may_be_lost(struct inode *inode, struct handle *h, int err)
+/* ---- closes under way ---- */
+
+/*
+ * The daemon may just be hearing, by a close that is under way, what a sync that works at the same time is not told any more. So who has
+ * synced waits for the closes of the file that had begun by then. (As syncs of the cache wait for each other: pagecache/writeback.c.)
+ */
+static pthread_mutex_t closes_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t close_ended = PTHREAD_COND_INITIALIZER;
+static TAILQ_HEAD(, closing) closes = TAILQ_HEAD_INITIALIZER(closes);
+static uint64_t closes_begun;
+
+void lost_closes(struct closing *c, struct inode *inode)
 {
-	if ((h && open_to_write(h->flags)) || is_written(inode) || (!inode->fs->config.shared && contents_cached(inode)))
-		lost_note(inode, h, err);
+	c->inode = inode;
+	if (!inode->fs->below_is_fuse)
+		return;
+	pthread_mutex_lock(&closes_lock);
+	c->number = ++closes_begun;
+	TAILQ_INSERT_TAIL(&closes, c, link);
+	pthread_mutex_unlock(&closes_lock);
 }
+
+void lost_closed(struct closing *c, int err, bool wrote)
+{
+	struct fs *fs = c->inode->fs;
+
+	if (err && wrote && (fs->below_is_fuse || fs->config.shared))
+		lost_note(c->inode, NULL, err);
+	else if (err)
+		lost_heard(c->inode, err);
+	if (!fs->below_is_fuse)
+		return;
+	pthread_mutex_lock(&closes_lock);
+	TAILQ_REMOVE(&closes, c, link);
+	pthread_cond_broadcast(&close_ended);
+	pthread_mutex_unlock(&closes_lock);
+}
+
+static bool closes_before(const struct inode *inode, uint64_t last)
+{
+	const struct closing *c;
+
+	TAILQ_FOREACH(c, &closes, link)
+		if (c->inode == inode && c->number <= last)
+			return true;
+	return false;
+}
+
+static void wait_for_closes(const struct inode *inode)
+{
+	uint64_t last;
+
+	if (!inode->fs->below_is_fuse)
+		return;
+	pthread_mutex_lock(&closes_lock);
+	last = closes_begun;
+	while (closes_before(inode, last)) {
+		thread_waits();
+		pthread_cond_wait(&close_ended, &closes_lock);
+	}
+	pthread_mutex_unlock(&closes_lock);
+}
+
+void inode_close(struct inode *inode, int fd)
+{
+	struct closing c;
+
+	lost_closes(&c, inode);
+	lost_closed(&c, close(fd) ? -errno : 0, false);
+}
+
+/* ---- telling ---- */
 
 /* An error from before that the open file has not been told, negative, or 0. */
 static int owed_to(struct handle *h, bool told)
 {
-	uint64_t lost = atomic_load(&h->inode->lost), seen;
+	uint64_t lost, seen;
 
 	if (!open_to_write(h->flags))
 		return 0;
+	wait_for_closes(h->inode);
+	lost = atomic_load(&h->inode->lost);
 	seen = told ? atomic_exchange(&h->errors_seen, lost) : atomic_load(&h->errors_seen);
 	return seen == lost ? 0 : -(int)(lost & LOST_ERRNO);
 }
@@ -73,7 +175,7 @@ int lost_with(struct handle *h, int err)
 {
 	if (!err)
 		return owed_to(h, true);
-	may_be_lost(h->inode, h, err);
+	may_be_lost(h, err, true);
 	return err;
 }
 
@@ -81,35 +183,30 @@ int lost_with_close(struct handle *h, int err)
 {
 	if (!err)
 		return owed_to(h, false);
-	may_be_lost(h->inode, NULL, err);
+	may_be_lost(h, err, false);
 	return err;
 }
 
 int lost_with_synced(struct handle *h, int err)
 {
-	int owed = h->inode->fs->config.shared ? owed_to(h, true) : 0;
+	int owed = h->inode->fs->config.shared ? owed_to(h, false) : 0;
 
+	/* If it has failed for another reason that is still owed. */
+	if (owed && (!err || err == owed))
+		owed = owed_to(h, true);
 	return err ? err : owed;
 }
 
 int lost_at_sync(struct inode *inode, int err)
 {
-	int before = inode->fs->config.shared ? 0 : -(int)atomic_exchange(&inode->lost, 0);
+	int before;
 
-	if (!inode->fs->config.shared)
-		return err ? err : before;
-	if (err)
-		may_be_lost(inode, NULL, err);
-	return err;
-}
-
-void lost_below(struct inode *inode, int err)
-{
-	if (err)
-		may_be_lost(inode, NULL, -errno_below(-err));
-}
-
-void inode_close(struct inode *inode, int fd)
-{
-	lost_below(inode, close(fd) ? -errno : 0);
+	if (inode->fs->config.shared) {
+		if (err)
+			lost_heard(inode, err);
+		return err;
+	}
+	wait_for_closes(inode);
+	before = -(int)atomic_exchange(&inode->lost, 0);
+	return err ? err : before;
 }

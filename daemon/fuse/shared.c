@@ -26,10 +26,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 /* Of open(2)'s flags those that the descriptor below has. (Not O_DIRECT: the kernel would ask for aligned memory.) */
@@ -37,13 +35,6 @@
 
 /* How often a name is tried that others make and remove all the time. */
 #define CREATE_TRIES 16
-
-void shared_init(struct fs *fs)
-{
-	struct statfs st;
-
-	fs->below_is_fuse = !fstatfs(fs->root.fd, &st) && (unsigned long)st.f_type == FUSE_SUPER_MAGIC;
-}
 
 /* ---- what others have changed ---- */
 
@@ -295,10 +286,16 @@ put_fd:
 
 void shared_close(struct handle *h)
 {
+	struct closing c;
+	int err;
+
 	if (h->for_devices)
 		contents_put(h->inode);
 	locks_end_of_handle(h); /* if it had no RELEASE */
-	inode_close(h->inode, h->fd);
+	lost_closes(&c, h->inode);
+	err = close(h->fd) ? -errno : 0;
+	/* What is stored through a mapping after the last close(2) is heard of here. */
+	lost_closed(&c, err, open_to_write(h->flags) && !(err == -EBADFD && atomic_load(&h->bad_noted)));
 	inode_fd_put(h->inode);
 	quota_give(h->inode->fs->config.quota, QUOTA_shared_files, h->uid);
 }

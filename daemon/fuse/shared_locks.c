@@ -268,7 +268,7 @@ int locks_check(struct handle *h, uint64_t owner)
 	unsigned n = 0;
 	int err = 0;
 
-	if (!inode->fs->below_is_fuse)
+	if (!inode->fs->below_is_fuse || (!owner && !atomic_load(&h->locks)))
 		return 0;
 	pthread_mutex_lock(&inode->lock);
 	list = malloc((HASH_COUNT(inode->lock_owners) + 1) * sizeof(struct lock_owner *));
@@ -279,7 +279,7 @@ int locks_check(struct handle *h, uint64_t owner)
 		}
 	pthread_mutex_unlock(&inode->lock);
 	if (!list)
-		return -ENOMEM;
+		return -EIO; /* perhaps */
 	for (unsigned k = 0; k < n; k++) {
 		if (has_lost(list[k]))
 			err = -EIO;

@@ -102,6 +102,8 @@ static int owed_to(struct handle *h)
 	uint64_t seen = h->errors_seen;
 	int err = h->cfile ? -cfile_error_check(h->cfile, &seen) : 0;
 
+	if (!err && h->cfile && open_to_write(h->flags))
+		err = (int)atomic_load(&h->inode->lost);
 	return err ? err : h->owed;
 }
 

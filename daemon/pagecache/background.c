@@ -154,7 +154,7 @@ static bool store_fails(struct cfile *f)
 	bool fails;
 
 	pthread_mutex_lock(&f->lock);
-	fails = f->complained && atomic_load(&f->n_dirty) > 0;
+	fails = f->failing && atomic_load(&f->n_dirty) > 0;
 	pthread_mutex_unlock(&f->lock);
 	return fails;
 }

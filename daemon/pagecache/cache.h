@@ -236,6 +236,10 @@ void cache_forget(struct cache *c, uint64_t key);
  */
 void cfile_will_be_written(struct cfile *f);
 
+/* A name for messages: control characters, as terminals may take them for, are written in octal; cut off at the end. Returns @buf. */
+#define CFILE_NAME_MAX 4096u
+const char *cache_safe_name(const char *raw, char buf[CFILE_NAME_MAX]);
+
 /* Whether some of it is dirty, or released by a device and not fetched yet. */
 bool cfile_has_unstored(struct cfile *f);
 

@@ -302,15 +302,12 @@ void idle_files_reap(struct cache *c)
 	free(list);
 }
 
-const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX])
+const char *cache_safe_name(const char *raw, char buf[CFILE_NAME_MAX])
 {
 	static const char octal[] = "01234567";
-	char raw[CFILE_NAME_MAX] = "";
-	json_t *text = NULL;
+	json_t *text = json_string(raw); /* NULL: not UTF-8 */
 	size_t n = 0;
 
-	if (f->source.name && f->source.name(f->cookie, raw, sizeof(raw)))
-		text = json_string(raw); /* NULL: not UTF-8 */
 	for (const char *s = raw; *s && n < CFILE_NAME_MAX - 5; s++) {
 		unsigned c = (unsigned char)*s, next = (unsigned char)s[1];
 
@@ -330,7 +327,16 @@ const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX])
 	}
 	buf[n] = '\0';
 	json_decref(text);
-	if (n == 0)
+	return buf;
+}
+
+const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX])
+{
+	char raw[CFILE_NAME_MAX] = "";
+
+	if (f->source.name && f->source.name(f->cookie, raw, sizeof(raw)))
+		cache_safe_name(raw, buf);
+	if (!*raw)
 		snprintf(buf, CFILE_NAME_MAX, "file %#lx", (unsigned long)f->key);
 	return buf;
 }

@@ -54,7 +54,8 @@ struct cfile {
 	uint64_t tried;
 	unsigned failed;
 	uint64_t put_off;     /* the fetcher's: the round in which it left something of the file for the next */
-	bool complained;      /* it was logged that writeback fails, since it last worked */
+	bool failing;	      /* writeback fails since it last worked, */
+	bool logged;	      /* and that was logged */
 	uint64_t failed_ns;   /* when it last failed */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
 	TAILQ_HEAD(, readahead) gave_way; /* to who has range exclusively, or waits for it */
@@ -119,7 +120,6 @@ void range_unlock_exclusively(struct cfile *f);
 /* Drop what is cached of files that nothing holds and nobody knows. For the flusher. */
 void idle_files_reap(struct cache *c);
 /* The file's path, for messages: without bytes that would spoil a line of text. No lock is held. */
-#define CFILE_NAME_MAX 4096u
 const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX]);
 
 #endif

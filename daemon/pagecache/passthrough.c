@@ -378,7 +378,7 @@ static int put_pages(struct chunk *ch, unsigned a, unsigned b)
 	moved(&f->moved, MOVED_to_storage_bytes, (uint64_t)put * GAIA_PAGE);
 	if (put > 0 && !first) {
 		pthread_mutex_lock(&f->lock);
-		f->complained = false;
+		f->failing = f->logged = false;
 		pthread_mutex_unlock(&f->lock);
 	}
 	return first;

@@ -83,6 +83,7 @@ void cfile_will_be_written(struct cfile *f)
 
 void store_failed(struct cfile *f, int err)
 {
+	static struct log_rate rate;
 	char name[CFILE_NAME_MAX];
 	bool say;
 
@@ -91,12 +92,16 @@ void store_failed(struct cfile *f, int err)
 	f->error = err;
 	f->error_seq++;
 	f->failed_ns = now_ns();
-	say = !f->complained;
-	f->complained = true;
+	f->failing = true;
+	say = !f->logged;
 	pthread_mutex_unlock(&f->lock);
-	if (say)
-		log_error("%s: what was written cannot be stored: %s; it stays cached and is tried again",
-			  cfile_name(f, name), strerror(-err));
+	/* If the log's limit leaves the line out the next failure says it. */
+	if (!say || !log_may_more(&rate, LOG_LEVEL_ERROR, LOG_AT_ONCE, LOG_EACH_NS))
+		return;
+	pthread_mutex_lock(&f->lock);
+	f->logged = true;
+	pthread_mutex_unlock(&f->lock);
+	log_at(LOG_LEVEL_ERROR, "%s: what was written cannot be stored: %s; it stays cached and is tried again", cfile_name(f, name), strerror(-err));
 }
 
 /* The error with which the file's pages could not be stored just now, or 0. */
@@ -105,7 +110,7 @@ static int just_failed(struct cfile *f)
 	int err;
 
 	pthread_mutex_lock(&f->lock);
-	err = f->complained && now_ns() - f->failed_ns < RESPITE_NS ? f->error : 0;
+	err = f->failing && now_ns() - f->failed_ns < RESPITE_NS ? f->error : 0;
 	pthread_mutex_unlock(&f->lock);
 	return err;
 }
@@ -138,7 +143,7 @@ static void store_worked(struct cfile *f, struct store_file *sf)
 	bool set;
 
 	pthread_mutex_lock(&f->lock);
-	f->complained = false;
+	f->failing = f->logged = false;
 	set = f->mtime_set;
 	ts[1] = f->mtime;
 	pthread_mutex_unlock(&f->lock);
