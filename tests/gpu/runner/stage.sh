@@ -13,7 +13,7 @@ cp "$here"/../{run,run_sections.sh,run_phases.sh,keeper,diagnose} "$to/"
 cp "$here"/../../litmus/*.litmus "$to/litmus/"
 root=$here/../../..
 mkdir -p "$to/python/gaiafs"
-cp "$root"/client/python/gaiafs/*.py "$to/python/gaiafs/"
+cp "$root"/client/python/gaiafs/*.py "$root"/client/python/gaiafs/VERSION "$to/python/gaiafs/"
 cp "$root/client/examples/python/gpu.py" "$here/../make_model.py" "$to/python/"
 ln -sf "$(realpath "$build/client/libgaiaclient.so.0")" "$to/lib/libgaiaclient.so.0"
 # A rehearsal's driver, CuPy and PyTorch.
