@@ -125,6 +125,7 @@ struct inode {
 	bool handed_cached;  /* constant: the daemon before this one had it open, and did not pass it through */
 	struct look seen;    /* of a shared source: the kernel's pages below are not older. Never young; */
 	struct look taken;   /* and last for devices: what these may have is not older; */
+	uint64_t stopping;   /* the number of the acquire after which none compares, while it is under way; shared.c has the lock */
 	bool written_here;   /* but may be of a file that somebody on this machine can have written since */
 	atomic_bool times_failed; /* the file below takes no times: see backing.c */
 	atomic_uint_least64_t lost; /* the last store of the file that failed: see lost.c */

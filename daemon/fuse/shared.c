@@ -21,6 +21,7 @@
  */
 #include "base/counters.h"
 #include "base/fault.h"
+#include "base/thread.h"
 #include "fuse/internal.h"
 #include "store/async.h"
 
@@ -174,17 +175,54 @@ static int look_for_end(struct cfile *f, const struct look *now)
 	return (uint64_t)now->size < cfile_size(f) ? cache_look_for_end(f) : 0;
 }
 
+/*
+ * Of acquires that begin at the same time one brings it about that none compares any more. The others, who have found the same version, wait
+ * for it: else each of them would read all that it acquires once more.
+ */
+static pthread_mutex_t stops_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t stop_ended = PTHREAD_COND_INITIALIZER;
+
+static void stop_begins(struct inode *inode, uint64_t news)
+{
+	pthread_mutex_lock(&stops_lock);
+	inode->stopping = news;
+	pthread_mutex_unlock(&stops_lock);
+}
+
+static void stop_ends(struct inode *inode, uint64_t news)
+{
+	pthread_mutex_lock(&stops_lock);
+	if (inode->stopping == news)
+		inode->stopping = 0;
+	pthread_cond_broadcast(&stop_ended);
+	pthread_mutex_unlock(&stops_lock);
+}
+
+static void wait_for_stop(const struct inode *inode)
+{
+	uint64_t news;
+
+	pthread_mutex_lock(&stops_lock);
+	news = inode->stopping;
+	while (news && inode->stopping == news) {
+		thread_waits();
+		pthread_cond_wait(&stop_ended, &stops_lock);
+	}
+	pthread_mutex_unlock(&stops_lock);
+}
+
 int shared_acquire(struct handle *h, struct cfile *f)
 {
 	struct inode *inode = h->inode;
 	uint64_t news = 0;
 	struct look now;
-	bool compares;
+	bool compares, same;
 	int err = look(inode, h->fd, &now), left;
 
 	if (err)
 		return err;
 	pthread_mutex_lock(&inode->lock);
+	same = !inode->written_here && !may_have_changed(&inode->taken, &now);
 	if ((inode->written_here || may_have_changed(&inode->taken, &now)) && !fault_point("break.trust_taken") && !cfile_cpu_may_write(f))
 		cfile_cpu_writes(f);
 	compares = cfile_compares(f);
@@ -193,8 +231,14 @@ int shared_acquire(struct handle *h, struct cfile *f)
 	if (cfile_cpu_may_write(f) && !may_have_changed(&now, &now) && passthrough_nobody_writes(inode)) {
 		inode->written_here = false;
 		news = cfile_cpu_stops(f);
+		if (news)
+			stop_begins(inode, news);
 	}
 	pthread_mutex_unlock(&inode->lock);
+	if (compares && same && !news) {
+		wait_for_stop(inode);
+		compares = cfile_compares(f);
+	}
 	/* Always opened: an engine that is close-to-open may ask its server then only. */
 	left = compares ? forget_below(inode, h->fd, FORGET_ALL) : 0;
 	err = left < 0 && left != -EACCES ? left : look_for_end(f, &now);
@@ -205,6 +249,8 @@ int shared_acquire(struct handle *h, struct cfile *f)
 		cfile_cpu_writes(f);
 		pthread_mutex_unlock(&inode->lock);
 	}
+	if (news)
+		stop_ends(inode, news);
 	return err;
 }
 

@@ -254,6 +254,10 @@ ALL(nodes_devices, a_file_that_nobody_changes_is_read_once_on_each_node)
 	unmap(&m);
 }
 
+/* Acquires that begin at the same time do so while the first one is still asking. */
+ON(nodes_devices, a_file_that_nobody_changes_is_read_once_on_each_node, passed_far, true, true, "0", "far=10000")
+ON(nodes_devices, a_file_that_nobody_changes_is_read_once_on_each_node, direct_far, true, false, "0", "far=10000")
+
 /* An acquire asks for attributes once. */
 ALL(nodes_devices, an_acquire_asks_the_source_once)
 {

@@ -1,7 +1,7 @@
 /*
  * engine_fs.c - one node's client of a distributed file system: a directory, by way of FUSE. Two of them over one directory are two nodes.
  *
- *	engine-fs DIR MOUNTPOINT [nolocks|reuse|ownlocks|oldnames|oldpages|slow=MICROSECONDS|late=MICROSECONDS]
+ *	engine-fs DIR MOUNTPOINT [nolocks|reuse|ownlocks|oldnames|oldpages|slow=MICROSECONDS|late=MICROSECONDS|far=MICROSECONDS]
  *
  * returns when it is mounted; umount(8) ends it. It keeps what an engine promises, close-to-open, and no more:
  *
@@ -20,6 +20,7 @@
  * With `oldnames` and `oldpages` it promises less: names that were found, or not, and pages that were read, are believed for ever.
  * With `late` the answer to each read comes so much later, so what has been stored meanwhile is not in it; and pages are dropped when the
  * file is opened only, as if all changes came within one tick of the server's clock.
+ * With `far` it takes so much longer to look for attributes, to open a file, and to read: a server that is far away.
  * With `slow` each read takes so much longer, and the kernel keeps no page: storage that is modelled, for scripts/bench.
  */
 #define FUSE_USE_VERSION 314
@@ -68,7 +69,7 @@ static SLIST_HEAD(, file) all_files;
 static TAILQ_HEAD(, waiting) writes = TAILQ_HEAD_INITIALIZER(writes);
 static struct file root;
 static bool no_locks, reuse, own_locks, old_names, old_pages;
-static long slow_us, late_us;
+static long slow_us, late_us, far_us;
 
 static struct file *file_of(fuse_ino_t ino)
 {
@@ -84,6 +85,16 @@ static const char *path_of(fuse_ino_t ino, char path[64])
 {
 	snprintf(path, 64, "/proc/self/fd/%d", fd_of(ino));
 	return path;
+}
+
+static void pass_us(long us)
+{
+	struct timespec more = { us / 1000000, us % 1000000 * 1000 };
+
+	if (us > 0) {
+		(void)prctl(PR_SET_TIMERSLACK, 1ul);
+		nanosleep(&more, NULL);
+	}
 }
 
 static void reply(fuse_req_t req, int res)
@@ -200,6 +211,7 @@ static void e_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct stat st;
 
 	(void)fi;
+	pass_us(far_us);
 	if (stat_of(fd_of(ino), &st)) {
 		fuse_reply_err(req, errno);
 		return;
@@ -337,8 +349,10 @@ static void e_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_i
 static void e_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	char path[64];
-	int fd = open(path_of(ino, path), (fi->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC);
+	int fd;
 
+	pass_us(far_us);
+	fd = open(path_of(ino, path), (fi->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC);
 	fi->fh = (uint64_t)fd;
 	fi->keep_cache = old_pages;
 	fi->direct_io = slow_us > 0;
@@ -361,22 +375,12 @@ static void e_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 		fuse_reply_create(req, &e, fi);
 }
 
-static void pass_us(long us)
-{
-	struct timespec more = { us / 1000000, us % 1000000 * 1000 };
-
-	if (us > 0) {
-		(void)prctl(PR_SET_TIMERSLACK, 1ul);
-		nanosleep(&more, NULL);
-	}
-}
-
 static void e_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	char *buf = malloc(size);
 	ssize_t n;
 
-	pass_us(slow_us);
+	pass_us(slow_us + far_us);
 	n = !buf || store(file_of(ino)->ino) ? -1 : pread((int)fi->fh, buf, size, off);
 	pass_us(late_us);
 	if (n < 0)
@@ -602,6 +606,7 @@ int main(int argc, char **argv)
 	old_names = argc > 3 && !strcmp(argv[3], "oldnames");
 	old_pages = argc > 3 && !strcmp(argv[3], "oldpages");
 	late_us = argc > 3 && !strncmp(argv[3], "late=", 5) ? atol(argv[3] + 5) : 0;
+	far_us = argc > 3 && !strncmp(argv[3], "far=", 4) ? atol(argv[3] + 4) : 0;
 	slow_us = argc > 3 && !strncmp(argv[3], "slow=", 5) ? atol(argv[3] + 5) : 0;
 	root.fd = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
 	session = root.fd < 0 ? NULL : fuse_session_new(&fuse, &ops, sizeof(ops), NULL);
