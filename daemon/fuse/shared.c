@@ -29,6 +29,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Of open(2)'s flags those that the descriptor below has. (Not O_DIRECT: the kernel would ask for aligned memory.) */
@@ -198,15 +199,22 @@ static void stop_ends(struct inode *inode, uint64_t news)
 	pthread_mutex_unlock(&stops_lock);
 }
 
+/* It takes over all that devices have of the file. Who wants little of much goes on by itself then. */
+#define STOP_WAIT_S 1
+
 static void wait_for_stop(const struct inode *inode)
 {
+	struct timespec end;
 	uint64_t news;
+	int err = 0;
 
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += STOP_WAIT_S;
 	pthread_mutex_lock(&stops_lock);
 	news = inode->stopping;
-	while (news && inode->stopping == news) {
+	while (news && inode->stopping == news && !err) {
 		thread_waits();
-		pthread_cond_wait(&stop_ended, &stops_lock);
+		err = pthread_cond_clockwait(&stop_ended, &stops_lock, CLOCK_MONOTONIC, &end);
 	}
 	pthread_mutex_unlock(&stops_lock);
 }
