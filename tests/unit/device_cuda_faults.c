@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "base/log.h"
 #include "device_io.h"
 #include "fake_cuda_api.h"
 
@@ -21,6 +22,7 @@ static void capture_log(void)
 {
 	int fd = memfd_create("log", MFD_CLOEXEC);
 
+	log_lift_limits();
 	real_stderr = dup(STDERR_FILENO);
 	dup2(fd, STDERR_FILENO);
 	close(fd);
