@@ -27,9 +27,13 @@
 #define AGAIN_S 30.0	      /* after a child has ended by itself */
 /* No more for others' mounts: they could mount one after the other, have us ask it, and detach it without an answer. */
 #define LEFT_MOST 64u
+/* So many mounts are asked of others, and of each of them, since each has a child which takes memory and time. */
+#define OTHERS_MOST 16u
+#define OWNERS_MOST 4u
 /* What a report may take of the child's memory and time: it may be made to take much. */
-#define CHILD_BYTES (512u << 20)
+#define CHILD_BYTES (192u << 20)
 #define CHILD_CPU_S 3u
+#define CHILD_NICE 10
 
 #define JUST_ASKED "asked just now"
 
@@ -54,9 +58,15 @@ struct job {
 /* Nothing is kept open that others wait for: what reads our output, the terminal, the other children. */
 static void be_alone(struct job *j)
 {
-	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC), oom = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 	struct rlimit none = { 0 };
 
+	/* (Not where we were: it may have to be unmounted.) */
+	if (null < 0 || chdir("/"))
+		_exit(1);
+	if (oom >= 0)
+		(void)!write(oom, "1000", 4);
+	(void)!nice(CHILD_NICE);
 	setsid();
 	for (int fd = 0; fd < 3; fd++)
 		dup2(null, fd);
@@ -120,7 +130,7 @@ static size_t make_text(struct job *j, struct answer *out, const struct round *r
 			;
 	memcpy(out->text, text, len);
 	free(text);
-	out->err = 0;
+	out->err = len > 0 ? 0 : -EBADMSG;
 	return len;
 }
 
@@ -173,13 +183,29 @@ static int serve(void *arg)
 
 /* ---- children ---- */
 
-static void begin(struct asks *a, struct ask *one)
+/* @n mounts of others, or fewer, are asked already. */
+static bool may_ask(const struct asks *a, struct ask *const *asked, size_t n, const struct mount_entry *m)
+{
+	unsigned others = 0, of_owner = 0;
+
+	for (size_t k = 0; k < n; k++) {
+		bool counts = asked[k]->child > 0 && is_others(&asked[k]->mount);
+
+		others += counts;
+		of_owner += counts && asked[k]->mount.owner == m->owner;
+	}
+	return !is_others(m) || (a->left < LEFT_MOST && others < OTHERS_MOST && of_owner < OWNERS_MOST);
+}
+
+static void begin(struct asks *a, struct ask *one, struct ask *const *asked, size_t n)
 {
 	int pair[2];
 
 	one->sock = -1;
 	one->ended = clock_seconds();
-	one->err = a->left < LEFT_MOST || !is_others(&one->mount) ? -ECHILD : -EUSERS;
+	if (one->child > 0) /* not gone yet */
+		return;
+	one->err = may_ask(a, asked, n, &one->mount) ? -ECHILD : -EUSERS;
 	if (one->err == -EUSERS || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return;
 	one->child = child(serve, &(struct job){ .mount = &one->mount, .all = a, .sock = pair[1] });
@@ -257,7 +283,7 @@ void asks_refresh(struct asks *a)
 		one = list && kept < MOUNTS_MOST ? take_out(a, &mounts[k]) : NULL;
 		if (!one && list && kept < MOUNTS_MOST && (one = calloc(1, sizeof(*one)))) {
 			one->mount = mounts[k];
-			begin(a, one);
+			begin(a, one, list, kept);
 		} else {
 			free_entry(&mounts[k]);
 		}
@@ -273,7 +299,7 @@ void asks_refresh(struct asks *a)
 	a->more = n - kept;
 	for (size_t k = 0; k < a->n; k++)
 		if (a->at[k]->sock < 0 && clock_seconds() - a->at[k]->ended >= AGAIN_S)
-			begin(a, a->at[k]);
+			begin(a, a->at[k], a->at, a->n);
 }
 
 void asks_end(struct asks *a)
@@ -371,7 +397,7 @@ const char *ask_trouble(const struct ask *one, unsigned what, char room[64], boo
 	case -ESTALE:
 		return "another mount covers it";
 	case -EUSERS:
-		return "not asked, as too many have not answered";
+		return "not asked: too many of others' mounts";
 	case -EBADMSG:
 	case -EIO:
 	case -ECHILD:
@@ -387,12 +413,11 @@ int asks_run(struct asks *a, const struct asks_rounds *r)
 	int status = EXIT_OK;
 
 	for (double n = 0; !status && n < r->count && r->wait(next, r->arg); n++) {
-		double now = clock_seconds();
-
-		next = now + r->interval;
+		next = clock_seconds() + r->interval;
 		asks_refresh(a);
 		asks_send(a, r->opened(r->arg));
-		asks_wait(a, now + (r->keys < 0 ? SILENCE_S : r->interval < 1 ? r->interval : 1), r->keys);
+		/* (Later than the last was asked: who does not answer until then is silent.) */
+		asks_wait(a, clock_seconds() + (r->keys < 0 ? SILENCE_S : r->interval < 1 ? r->interval : 1), r->keys);
 		status = r->show(n, r->arg);
 	}
 	return status;

@@ -206,7 +206,10 @@ void taken_between(const json_t *before, const json_t *after, struct taken *out)
 	if (!bucket)
 		return;
 	json_object_foreach(buckets, bound, value) {
-		bucket[n] = (struct bucket){ strtod(bound, NULL), (double)json_integer_value(value) - number_at(old, bound) };
+		/* (A daemon that lies may name anything.) */
+		if (!parse_number(bound, 0, 2e19, &bucket[n].bound_ns))
+			continue;
+		bucket[n] = (struct bucket){ bucket[n].bound_ns, (double)json_integer_value(value) - number_at(old, bound) };
 		out->count += bucket[n++].n;
 	}
 	qsort(bucket, n, sizeof(*bucket), by_bound);

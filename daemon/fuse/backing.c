@@ -31,6 +31,9 @@ struct backing {
 };
 #define CLOSED (-1)
 
+/* So many times that cannot be set, one after the other, are taken for writes that are lost. */
+#define TIMES_HEARD 3
+
 /* The most that take_surplus() looks at in one call, to find one that was not used since it last looked. */
 #define LOOKS 64u
 
@@ -48,9 +51,9 @@ struct unused {
 static void close_under(struct inode *inode, struct store_file *under)
 {
 	bool writable = under->writable;
-	struct closing c;
+	struct lost_call c;
 
-	lost_closes(&c, inode);
+	lost_call_begins(&c, inode);
 	lost_closed(&c, under->ops->close(under), writable);
 }
 
@@ -303,16 +306,22 @@ static int backing_stat(struct store_file *file, struct stat *out)
 static int backing_utimens(struct store_file *file, const struct timespec ts[2])
 {
 	struct inode *inode = backing_of(file)->inode;
-	int err = PASS(int, file, utimens, ts);
+	struct lost_call c;
+	int err;
 
 	/*
 	 * An engine may store first what was written: else it would set the times once more. If it goes on failing it is the times that fail:
 	 * what the cache has stored again is not stored for ever.
 	 */
-	if ((err == -EIO || cred_no_room(err)) && inode->fs->below_is_fuse && !atomic_exchange(&inode->times_failed, true))
+	lost_call_begins(&c, inode);
+	err = PASS(int, file, utimens, ts);
+	if ((err == -EIO || cred_no_room(err)) && inode->fs->below_is_fuse && atomic_load(&inode->times_failed) < TIMES_HEARD) {
+		atomic_fetch_add(&inode->times_failed, 1);
 		lost_heard(inode, err);
-	else if (!err && atomic_load_explicit(&inode->times_failed, memory_order_relaxed))
-		atomic_store(&inode->times_failed, false);
+	} else if (!err && atomic_load_explicit(&inode->times_failed, memory_order_relaxed)) {
+		atomic_store(&inode->times_failed, 0);
+	}
+	lost_call_ends(&c);
 	return err;
 }
 

@@ -127,7 +127,8 @@ struct inode {
 	struct look taken;   /* and last for devices: what these may have is not older; */
 	uint64_t stopping;   /* the number of the acquire after which none compares, while it is under way; shared.c has the lock */
 	bool written_here;   /* but may be of a file that somebody on this machine can have written since */
-	atomic_bool times_failed; /* the file below takes no times: see backing.c */
+	atomic_uchar times_failed; /* so often, one after the other, the file below has taken no times: see backing.c */
+	atomic_uint lost_logged_s;
 	atomic_uint_least64_t lost; /* the last store of the file that failed: see lost.c */
 	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
 };
@@ -572,27 +573,32 @@ void lost_init(struct fs *fs);
 void lost_note(struct inode *inode, struct handle *h, int err);
 /* The same if anybody may have written it: the daemon was told, by a call about something else. */
 void lost_heard(struct inode *inode, int err);
-/* Of a shared source: what to tell a program that has stored the file, of which @err came: that, or what is owed to it from before. */
-int lost_with(struct handle *h, int err);
+
+/* On the stack of a thread that stores the file below, or closes a descriptor of it; the inode is kept meanwhile. */
+struct lost_call {
+	struct inode *inode;
+	uint64_t number;
+	TAILQ_ENTRY(lost_call) link;
+};
+void lost_call_begins(struct lost_call *c, struct inode *inode);
+/* Its errors have been noted. */
+void lost_call_ends(struct lost_call *c);
+/* The same after a close of a descriptor of the daemon's own, of which @err came. @wrote: something may have been written by it. */
+void lost_closed(struct lost_call *c, int err, bool wrote);
+/*
+ * Of a shared source: what to tell a program that has stored the file, by a call that ends hereby, of which @err came: that, or what is owed
+ * to it from before.
+ */
+int lost_with(struct handle *h, struct lost_call *c, int err);
 /*
  * The same of a descriptor that is closed. The next one is told again: of a program that has started another the first close is that of the
  * child, of which nobody looks at the result.
  */
-int lost_with_close(struct handle *h, int err);
+int lost_with_close(struct handle *h, struct lost_call *c, int err);
 /* The same after the cache has synced: for device programs. */
 int lost_with_synced(struct handle *h, int err);
 /* The file below was synced for the cache, of which @err came: what to tell the cache. */
 int lost_at_sync(struct inode *inode, int err);
-
-/* On the stack of a thread that closes a descriptor of the daemon's own; the inode is kept meanwhile. */
-struct closing {
-	struct inode *inode;
-	uint64_t number;
-	TAILQ_ENTRY(closing) link;
-};
-/* Around the close, of which @err came. @wrote: something may have been written by that descriptor. */
-void lost_closes(struct closing *c, struct inode *inode);
-void lost_closed(struct closing *c, int err, bool wrote);
 
 /* ---- shared.c: files of a shared source ---- */
 

@@ -284,12 +284,15 @@ static int acquire_begins_below(struct ioctl_job *job)
 static int sync_contents(struct ioctl_job *job, struct cfile *f)
 {
 	int err = control_sync(job->fs->control, f, &job->arg.range);
+	struct lost_call c;
 
 	/* What the file below has other nodes see when its client has stored it. */
-	if (!err && job->arg.range.prot && job->fs->config.shared)
-		err = -errno_below(-lost_with(job->handle, shared_store_writers(job->handle)));
-	else
+	if (!err && job->arg.range.prot && job->fs->config.shared) {
+		lost_call_begins(&c, job->handle->inode);
+		err = -errno_below(-lost_with(job->handle, &c, shared_store_writers(job->handle)));
+	} else {
 		err = lost_with_synced(job->handle, err);
+	}
 	return err || !job->fs->config.shared ? err : locks_check(job->handle, 0);
 }
 

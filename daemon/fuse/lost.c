@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #define LOST_ERRNO 0xffffu
+#define LOGGED_AGAIN_S 60u
 
 void lost_init(struct fs *fs)
 {
@@ -44,6 +45,7 @@ static void tell_log(struct inode *inode, int err)
 void lost_note(struct inode *inode, struct handle *h, int err)
 {
 	uint64_t before = atomic_load(&inode->lost), now, is = (uint64_t)errno_below(-err);
+	unsigned at = 1 + (unsigned)(now_ns() / 1000000000), logged = atomic_load(&inode->lost_logged_s);
 
 	do
 		now = inode->fs->config.shared ? (before | LOST_ERRNO) + 1 + is : is;
@@ -51,8 +53,11 @@ void lost_note(struct inode *inode, struct handle *h, int err)
 	if (h)
 		atomic_store(&h->errors_seen, now);
 	count(CTR_storage_errors, 1);
-	if ((before & LOST_ERRNO) != is)
+	/* As log_may(), but for each file. */
+	if (!logged || at - logged >= LOGGED_AGAIN_S) {
+		atomic_store(&inode->lost_logged_s, at);
 		tell_log(inode, err);
+	}
 }
 
 /* Whether somebody may have written what was heard of. */
@@ -85,29 +90,39 @@ static void may_be_lost(struct handle *h, int err, bool told)
 		lost_heard(h->inode, err);
 }
 
-/* ---- closes under way ---- */
+/* ---- calls under way ---- */
 
 /*
- * The daemon may just be hearing, by a close that is under way, what a sync that works at the same time is not told any more. So who has
- * synced waits for the closes of the file that had begun by then. (As syncs of the cache wait for each other: pagecache/writeback.c.)
+ * A call that is under way may just be hearing what a sync that works at the same time is not told any more. So who has synced waits for the
+ * calls about the file that had begun by then. (As syncs of the cache wait for each other: pagecache/writeback.c.)
  */
-static pthread_mutex_t closes_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t close_ended = PTHREAD_COND_INITIALIZER;
-static TAILQ_HEAD(, closing) closes = TAILQ_HEAD_INITIALIZER(closes);
-static uint64_t closes_begun;
+static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t call_ended = PTHREAD_COND_INITIALIZER;
+static TAILQ_HEAD(, lost_call) calls = TAILQ_HEAD_INITIALIZER(calls);
+static uint64_t calls_begun;
 
-void lost_closes(struct closing *c, struct inode *inode)
+void lost_call_begins(struct lost_call *c, struct inode *inode)
 {
 	c->inode = inode;
 	if (!inode->fs->below_is_fuse)
 		return;
-	pthread_mutex_lock(&closes_lock);
-	c->number = ++closes_begun;
-	TAILQ_INSERT_TAIL(&closes, c, link);
-	pthread_mutex_unlock(&closes_lock);
+	pthread_mutex_lock(&calls_lock);
+	c->number = ++calls_begun;
+	TAILQ_INSERT_TAIL(&calls, c, link);
+	pthread_mutex_unlock(&calls_lock);
 }
 
-void lost_closed(struct closing *c, int err, bool wrote)
+void lost_call_ends(struct lost_call *c)
+{
+	if (!c->inode->fs->below_is_fuse)
+		return;
+	pthread_mutex_lock(&calls_lock);
+	TAILQ_REMOVE(&calls, c, link);
+	pthread_cond_broadcast(&call_ended);
+	pthread_mutex_unlock(&calls_lock);
+}
+
+void lost_closed(struct lost_call *c, int err, bool wrote)
 {
 	struct fs *fs = c->inode->fs;
 
@@ -115,44 +130,44 @@ void lost_closed(struct closing *c, int err, bool wrote)
 		lost_note(c->inode, NULL, err);
 	else if (err)
 		lost_heard(c->inode, err);
-	if (!fs->below_is_fuse)
-		return;
-	pthread_mutex_lock(&closes_lock);
-	TAILQ_REMOVE(&closes, c, link);
-	pthread_cond_broadcast(&close_ended);
-	pthread_mutex_unlock(&closes_lock);
+	lost_call_ends(c);
 }
 
-static bool closes_before(const struct inode *inode, uint64_t last)
+static bool calls_before(const struct inode *inode, uint64_t last)
 {
-	const struct closing *c;
+	const struct lost_call *c;
 
-	TAILQ_FOREACH(c, &closes, link)
+	TAILQ_FOREACH(c, &calls, link)
 		if (c->inode == inode && c->number <= last)
 			return true;
 	return false;
 }
 
-static void wait_for_closes(const struct inode *inode)
+/* By who has no such call under way itself. */
+static void wait_for_calls(const struct inode *inode)
 {
+	struct uses *waits = NULL;
 	uint64_t last;
 
 	if (!inode->fs->below_is_fuse)
 		return;
-	pthread_mutex_lock(&closes_lock);
-	last = closes_begun;
-	while (closes_before(inode, last)) {
+	pthread_mutex_lock(&calls_lock);
+	last = calls_begun;
+	while (calls_before(inode, last)) {
 		thread_waits();
-		pthread_cond_wait(&close_ended, &closes_lock);
+		if (!waits)
+			waits = wait_begin(WAIT_storage);
+		pthread_cond_wait(&call_ended, &calls_lock);
 	}
-	pthread_mutex_unlock(&closes_lock);
+	pthread_mutex_unlock(&calls_lock);
+	wait_end(waits, WAIT_storage);
 }
 
 void inode_close(struct inode *inode, int fd)
 {
-	struct closing c;
+	struct lost_call c;
 
-	lost_closes(&c, inode);
+	lost_call_begins(&c, inode);
 	lost_closed(&c, close(fd) ? -errno : 0, false);
 }
 
@@ -165,26 +180,26 @@ static int owed_to(struct handle *h, bool told)
 
 	if (!open_to_write(h->flags))
 		return 0;
-	wait_for_closes(h->inode);
+	wait_for_calls(h->inode);
 	lost = atomic_load(&h->inode->lost);
 	seen = told ? atomic_exchange(&h->errors_seen, lost) : atomic_load(&h->errors_seen);
 	return seen == lost ? 0 : -(int)(lost & LOST_ERRNO);
 }
 
-int lost_with(struct handle *h, int err)
+int lost_with(struct handle *h, struct lost_call *c, int err)
 {
-	if (!err)
-		return owed_to(h, true);
-	may_be_lost(h, err, true);
-	return err;
+	if (err)
+		may_be_lost(h, err, true);
+	lost_call_ends(c);
+	return err ? err : owed_to(h, true);
 }
 
-int lost_with_close(struct handle *h, int err)
+int lost_with_close(struct handle *h, struct lost_call *c, int err)
 {
-	if (!err)
-		return owed_to(h, false);
-	may_be_lost(h, err, false);
-	return err;
+	if (err)
+		may_be_lost(h, err, false);
+	lost_call_ends(c);
+	return err ? err : owed_to(h, false);
 }
 
 int lost_with_synced(struct handle *h, int err)
@@ -206,7 +221,7 @@ int lost_at_sync(struct inode *inode, int err)
 			lost_heard(inode, err);
 		return err;
 	}
-	wait_for_closes(inode);
+	wait_for_calls(inode);
 	before = -(int)atomic_exchange(&inode->lost, 0);
 	return err ? err : before;
 }

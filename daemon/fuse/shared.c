@@ -204,6 +204,7 @@ static void stop_ends(struct inode *inode, uint64_t news)
 
 static void wait_for_stop(const struct inode *inode)
 {
+	struct uses *waits = NULL;
 	struct timespec end;
 	uint64_t news;
 	int err = 0;
@@ -214,9 +215,12 @@ static void wait_for_stop(const struct inode *inode)
 	news = inode->stopping;
 	while (news && inode->stopping == news && !err) {
 		thread_waits();
+		if (!waits)
+			waits = wait_begin(WAIT_storage);
 		err = pthread_cond_clockwait(&stop_ended, &stops_lock, CLOCK_MONOTONIC, &end);
 	}
 	pthread_mutex_unlock(&stops_lock);
+	wait_end(waits, WAIT_storage);
 }
 
 int shared_acquire(struct handle *h, struct cfile *f)
@@ -340,13 +344,13 @@ put_fd:
 
 void shared_close(struct handle *h)
 {
-	struct closing c;
+	struct lost_call c;
 	int err;
 
 	if (h->for_devices)
 		contents_put(h->inode);
 	locks_end_of_handle(h); /* if it had no RELEASE */
-	lost_closes(&c, h->inode);
+	lost_call_begins(&c, h->inode);
 	err = close(h->fd) ? -errno : 0;
 	/* What is stored through a mapping after the last close(2) is heard of here. */
 	lost_closed(&c, err, open_to_write(h->flags) && !(err == -EBADFD && atomic_load(&h->bad_noted)));
@@ -542,8 +546,11 @@ static void shared_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *
 {
 	struct handle *h = req_handle(req, fi);
 	bool may_unlock = atomic_load(&h->locks) || locks_are_of(h->inode, fi->lock_owner);
-	int err = lost_with_close(h, may_unlock ? shared_store_writers(h) : shared_store(h));
+	struct lost_call c;
+	int err;
 
+	lost_call_begins(&c, h->inode);
+	err = lost_with_close(h, &c, may_unlock ? shared_store_writers(h) : shared_store(h));
 	if (!err && may_unlock)
 		err = locks_check(h, fi->lock_owner);
 	locks_end_of_owner(h->inode, fi->lock_owner);
@@ -672,8 +679,11 @@ int shared_truncate(struct inode *inode, const struct handle *h, off_t size)
 static void shared_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
 	struct handle *h = req_handle(req, fi);
-	int err = lost_with(h, (datasync ? fdatasync(h->fd) : fsync(h->fd)) ? -errno : 0);
+	struct lost_call c;
+	int err;
 
+	lost_call_begins(&c, h->inode);
+	err = lost_with(h, &c, (datasync ? fdatasync(h->fd) : fsync(h->fd)) ? -errno : 0);
 	fuse_reply_err(req, -(err ? err : locks_check(h, 0)));
 }
 

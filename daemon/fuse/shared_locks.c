@@ -323,10 +323,12 @@ static bool gives_up(const struct lock_wait *w)
 /* What was written under a lock is stored before others get it. */
 static void store_for_others(const struct lock_wait *w)
 {
-	int err = fault_point("break.unlock_unstored") ? 0 : shared_store_writers(w->handle);
+	struct lost_call c;
 
-	if (err)
-		lost_note(w->handle->inode, NULL, err); /* the next close or fsync reports it */
+	if (fault_point("break.unlock_unstored"))
+		return;
+	lost_call_begins(&c, w->handle->inode);
+	(void)lost_with_close(w->handle, &c, shared_store_writers(w->handle)); /* the next close or fsync reports it */
 }
 
 /* Whether others may have the bytes afterwards that nobody but the caller could have before. */
