@@ -314,7 +314,8 @@ class Mapping:
         self._range_call(lib.gaia_sync, range)
 
     def publish(self, range: Range = None) -> None:
-        """As sync(), but without waiting for the disk: the file below the mount has it, where other nodes see it, too. A power cut may lose it.
+        """As sync(), but without waiting for the disk: the file below the mount has it, where other nodes see it, too. A power cut may
+        lose it.
 
         OSError: as of sync().
         """
