@@ -30,6 +30,21 @@ static unsigned char *map(int fd)
 	return p;
 }
 
+static void needs_engine_fs(void)
+{
+	if (getenv("GAIA_ENGINE_CLIENTS"))
+		cr_skip_test("of this engine_fs only");
+}
+
+/* A file of node 0, mapped for its device by @mapped, and open to write by @fd. */
+static unsigned char *open_for_both(int *mapped, int *fd)
+{
+	put(0, "f", "a file");
+	*mapped = open_at(0, "f", O_RDWR);
+	*fd = open_at(0, "f", O_RDWR);
+	return map(*mapped);
+}
+
 static void device_writes(unsigned char *p, const char *bytes)
 {
 	WORKS(gaia_acquire(p, PAGE, PROT_READ | PROT_WRITE));
@@ -55,12 +70,8 @@ static void devices_and_programs_tell_each_other(void)
 	int mapped, fd;
 	unsigned char *p;
 
-	if (getenv("GAIA_ENGINE_CLIENTS"))
-		cr_skip_test("of this engine_fs only");
-	put(0, "f", "a file");
-	mapped = open_at(0, "f", O_RDWR);
-	fd = open_at(0, "f", O_RDWR);
-	p = map(mapped);
+	needs_engine_fs();
+	p = open_for_both(&mapped, &fd);
 	device_writes(p, "LOSE");
 	SAYS_EIO(fsync(fd));
 	SAYS_EIO(gaia_sync(p, PAGE));
@@ -87,12 +98,8 @@ static void what_a_close_of_the_daemons_finds_is_told_to_who_wrote(void)
 	unsigned char *p;
 	long before;
 
-	if (getenv("GAIA_ENGINE_CLIENTS"))
-		cr_skip_test("of this engine_fs only");
-	put(0, "f", "a file");
-	mapped = open_at(0, "f", O_RDWR);
-	fd = open_at(0, "f", O_RDWR);
-	p = map(mapped);
+	needs_engine_fs();
+	p = open_for_both(&mapped, &fd);
 	before = counter_of(0, "storage_errors");
 	device_writes(p, "LOSE");
 	cr_assert_eq(close(open_at(0, "f", O_RDONLY)), 0);
@@ -116,8 +123,7 @@ static void a_child_that_closes_its_descriptors_takes_no_error_away(void)
 {
 	int fd;
 
-	if (getenv("GAIA_ENGINE_CLIENTS"))
-		cr_skip_test("of this engine_fs only");
+	needs_engine_fs();
 	put(0, "f", "a file");
 	fd = open_at(0, "f", O_RDWR);
 	writes(fd, "LOSE");
@@ -156,8 +162,7 @@ static void who_is_cut_off_is_told_that_its_lock_is_gone(void)
 {
 	char cut[PATH_MAX + 32];
 
-	if (getenv("GAIA_ENGINE_CLIENTS"))
-		cr_skip_test("of this engine_fs only");
+	needs_engine_fs();
 	snprintf(cut, sizeof(cut), "%s/client0/cut-off", top);
 	put(0, "f", "a file");
 	for (enum kind kind = 0; kind < KINDS; kind++) {
@@ -193,8 +198,7 @@ static void who_only_reads_makes_no_call_of_others_fail(void)
 	char cut[PATH_MAX + 32];
 	int writer, reader;
 
-	if (getenv("GAIA_ENGINE_CLIENTS"))
-		cr_skip_test("of this engine_fs only");
+	needs_engine_fs();
 	snprintf(cut, sizeof(cut), "%s/client0/cut-off", top);
 	put(0, "f", "a file");
 	writer = open_at(0, "f", O_RDWR);
@@ -220,8 +224,7 @@ static void a_sync_fails_after_such_a_close_and_the_cache_stores_again(void)
 {
 	int fd, told = 0;
 
-	if (getenv("GAIA_ENGINE_CLIENTS"))
-		cr_skip_test("of this engine_fs only");
+	needs_engine_fs();
 	put(0, "f", "a file");
 	fd = open_at(0, "f", O_RDWR);
 	writes(fd, "LOSE");
