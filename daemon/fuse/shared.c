@@ -47,11 +47,13 @@ static bool same_time(struct timespec a, struct timespec b)
 
 /*
  * Two changes may come within the same tick of the server's clock; so times that are younger than the coarsest clock show nothing. @asked:
- * from before the attributes were: the answer may have taken long.
+ * from before the attributes were: the answer may have taken long. A modification time that no clock has reached yet was set by somebody,
+ * who changed the other one then: it would make the file young until it comes.
  */
 static struct look look_of(const struct stat *st, time_t asked)
 {
-	const time_t coarse_s = 2, latest = MAX(st->st_mtim.tv_sec, st->st_ctim.tv_sec);
+	const time_t coarse_s = 2, modified = st->st_mtim.tv_sec, changed = st->st_ctim.tv_sec;
+	const time_t latest = modified > time(NULL) + coarse_s ? changed : MAX(modified, changed);
 
 	return (struct look){ .mtime = st->st_mtim, .ctime = st->st_ctim, .size = st->st_size, .young = asked - latest <= coarse_s };
 }

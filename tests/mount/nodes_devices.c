@@ -258,6 +258,32 @@ ALL(nodes_devices, a_file_that_nobody_changes_is_read_once_on_each_node)
 ON(nodes_devices, a_file_that_nobody_changes_is_read_once_on_each_node, passed_far, true, true, "0", "far=10000")
 ON(nodes_devices, a_file_that_nobody_changes_is_read_once_on_each_node, direct_far, true, false, "0", "far=10000")
 
+/* Some program has set it, or some machine whose clock is wrong has unpacked it. */
+ALL(nodes_devices, a_file_whose_modification_time_is_to_come_is_read_once)
+{
+	const struct timespec times[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_sec = time(NULL) + 3600 } };
+	struct mapped m;
+	struct stat st;
+	long before;
+
+	fill(0, "f", 4 * PAGE, 1);
+	cr_assert_eq(utimensat(at[0], "f", times, 0), 0);
+	cr_assert_eq(fstatat(at[0], "f", &st, 0), 0);
+	cr_assert_eq(st.st_mtime, times[1].tv_sec);
+	while (time(NULL) - st.st_ctime <= 3)
+		usleep(100000);
+	m = map_at(1, "f", 4 * PAGE, PROT_READ, 0);
+	before = counter_of(1, "storage_reads");
+	for (int i = 0; i < 3; i++)
+		cr_assert(device_sees(&m, 4 * PAGE, 1));
+	cr_assert_eq(counter_of(1, "storage_reads") - before, 4);
+	/* What is written then is seen all the same, though the time stays. */
+	fill(0, "f", 4 * PAGE, 2);
+	cr_assert_eq(utimensat(at[0], "f", times, 0), 0);
+	cr_assert(device_sees(&m, 4 * PAGE, 2));
+	unmap(&m);
+}
+
 /* An acquire asks for attributes once. */
 ALL(nodes_devices, an_acquire_asks_the_source_once)
 {

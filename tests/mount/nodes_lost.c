@@ -4,6 +4,8 @@
  * Of engine_fs.c only, which loses writes that begin with LOSE.
  */
 #include <gaia/client.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -112,6 +114,71 @@ static void what_a_close_of_the_daemons_finds_is_told_to_who_wrote(void)
 }
 ON(nodes_lost, what_a_close_of_the_daemons_finds_is_told_to_who_wrote, passed, true, true, "0", "")
 ON(nodes_lost, what_a_close_of_the_daemons_finds_is_told_to_who_wrote, direct, true, false, "0", "")
+
+/* ---- a close that the engine is slow to answer ---- */
+
+static void tell_engine(const char *what, int says)
+{
+	char name[PATH_MAX + 32];
+
+	snprintf(name, sizeof(name), "%s/client0/%s", top, what);
+	for (int i = 0; i < 3000; i++, nanosleep(&(struct timespec){ .tv_nsec = 10 * 1000 * 1000 }, NULL)) {
+		cr_assert_eq(mkdir(name, 0777), -1);
+		if (errno == says)
+			return;
+	}
+	cr_assert_fail("%s: %s", name, strerror(errno));
+}
+
+static void *reads_and_closes(void *arg)
+{
+	(void)arg;
+	(void)close(open_at(0, "f", O_RDONLY));
+	return NULL;
+}
+
+static struct {
+	unsigned char *p;
+	int res, err;
+	atomic_bool ended;
+} syncs;
+
+static void *syncs_meanwhile(void *arg)
+{
+	(void)arg;
+	syncs.res = gaia_sync(syncs.p, PAGE);
+	syncs.err = errno;
+	syncs.ended = true;
+	return NULL;
+}
+
+/* By then the engine has told that close, and tells the sync nothing. */
+static void a_sync_waits_for_a_close_that_is_being_told(void)
+{
+	pthread_t closer, syncer;
+	int mapped, fd;
+
+	needs_engine_fs();
+	syncs.p = open_for_both(&mapped, &fd);
+	device_writes(syncs.p, "LOSE");
+	tell_engine("hold", ENOTCONN);
+	cr_assert_eq(pthread_create(&closer, NULL, reads_and_closes, NULL), 0);
+	tell_engine("is-held", EBUSY);
+	cr_assert_eq(pthread_create(&syncer, NULL, syncs_meanwhile, NULL), 0);
+	/* So long for a sync that does not wait, to end. */
+	for (int i = 0; i < 100 && !syncs.ended; i++)
+		nanosleep(&(struct timespec){ .tv_nsec = 10 * 1000 * 1000 }, NULL);
+	tell_engine("let-go", ENOTCONN);
+	cr_assert_eq(pthread_join(syncer, NULL), 0);
+	cr_assert_eq(pthread_join(closer, NULL), 0);
+	cr_assert_eq(syncs.res, -1, "what was lost was not told");
+	cr_assert_eq(syncs.err, EIO, "%s", strerror(syncs.err));
+	SAYS_EIO(close(fd));
+	WORKS(gaia_munmap(syncs.p, PAGE));
+	cr_assert_eq(close(mapped), 0);
+}
+ON(nodes_lost, a_sync_waits_for_a_close_that_is_being_told, passed, true, true, "0", "")
+ON(nodes_lost, a_sync_waits_for_a_close_that_is_being_told, direct, true, false, "0", "")
 
 static void closes_that_nobody_looks_at(void)
 {

@@ -15,7 +15,8 @@
  *	numbers		are those of the directory; with `reuse` a new file gets that of one that was removed, whoever has it open
  *
  * mkdir(2) of the name `cut-off` is what a client does that was cut off from its server: all locks are gone, and descriptors that had some
- * fail (EBADFD) until they are closed.
+ * fail (EBADFD) until they are closed. After that of `hold` the next flush that fails is answered after that of `let-go`; EBUSY says of
+ * `is-held` that there is one.
  *
  * With `oldnames` and `oldpages` it promises less: names that were found, or not, and pages that were read, are believed for ever.
  * With `late` the answer to each read comes so much later, so what has been stored meanwhile is not in it; and pages are dropped when the
@@ -283,6 +284,21 @@ static bool refused(fuse_req_t req, const struct fuse_file_info *fi)
 	return true;
 }
 
+/* ---- answers that are held ---- */
+
+enum { HOLD_NONE, HOLD_NEXT, HOLD_HAS };
+static atomic_int held;
+
+static void hold_if_next(void)
+{
+	int next = HOLD_NEXT;
+
+	if (!atomic_compare_exchange_strong(&held, &next, HOLD_HAS))
+		return;
+	while (held == HOLD_HAS)
+		usleep(2000);
+}
+
 static void e_readlink(fuse_req_t req, fuse_ino_t ino)
 {
 	char to[PATH_MAX];
@@ -314,6 +330,15 @@ static void e_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t 
 	if (!strcmp(name, "cut-off")) {
 		cut_off();
 		fuse_reply_err(req, ENOTCONN);
+		return;
+	}
+	if (!strcmp(name, "hold") || !strcmp(name, "let-go")) {
+		held = name[0] == 'h' ? HOLD_NEXT : HOLD_NONE;
+		fuse_reply_err(req, ENOTCONN);
+		return;
+	}
+	if (!strcmp(name, "is-held")) {
+		fuse_reply_err(req, held == HOLD_HAS ? EBUSY : ENOTCONN);
 		return;
 	}
 	reply_entry(req, give(req, mkdirat(fd_of(parent), name, mode), parent, name), parent, name);
@@ -421,8 +446,15 @@ static void e_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size
 
 static void e_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	if (!refused(req, fi))
-		reply(req, store(file_of(ino)->ino));
+	int res, err;
+
+	if (refused(req, fi))
+		return;
+	res = store(file_of(ino)->ino);
+	err = errno;
+	if (res < 0)
+		hold_if_next();
+	fuse_reply_err(req, res < 0 ? err : 0);
 }
 
 static void e_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_file_info *fi)
