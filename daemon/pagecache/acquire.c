@@ -358,22 +358,29 @@ static int decide(struct acquiring *ac)
 			ac->mapped, ac->n_mapped);
 }
 
-/* The holds count from now on, or are taken back. */
-static void settle_or_undo(struct acquiring *ac, bool undo)
+/* The holds count from now on: those of the parts, and what is ready between them, so that all that lies side by side is one span at once. */
+static void settle(struct acquiring *ac)
 {
 	struct segment run = { .n = 0 };
 
 	for (uint64_t k = 0; k < ac->parts.n; k++) {
-		if (undo)
-			part_undo(&ac->parts.at[k]);
-		else
-			part_settle(&ac->parts.at[k], &run);
+		if (ac->ready)
+			ready_settle(ac->m, ac->ready, ac->parts.at[k].ch->index * GAIA_CHUNK_PAGES, &run);
+		part_settle(&ac->parts.at[k], &run);
 	}
+	if (ac->ready)
+		ready_settle(ac->m, ac->ready, UINT64_MAX, &run);
 	mapping_settle(ac->m, &run);
-	if (ac->wants && undo)
-		unwant_unmapped(ac, UINT64_MAX);
-	else if (ac->wants)
+	if (ac->wants)
 		settle_unmapped(ac);
+}
+
+static void undo(struct acquiring *ac)
+{
+	for (uint64_t k = 0; k < ac->parts.n; k++)
+		part_undo(&ac->parts.at[k]);
+	if (ac->wants)
+		unwant_unmapped(ac, UINT64_MAX);
 }
 
 static void acquiring_end(struct acquiring *ac)
@@ -411,7 +418,10 @@ static int acquire_segments(struct acquiring *ac)
 		err = want_unmapped(ac);
 	if (!err)
 		err = decide(ac);
-	settle_or_undo(ac, err != 0);
+	if (err)
+		undo(ac);
+	else
+		settle(ac);
 	acquiring_end(ac);
 	return err;
 }

@@ -286,22 +286,14 @@ static void part_fresh(const struct part *pt, uint64_t *lock)
 				bit_set(lock, k);
 }
 
-/* What was added, to what came before it: neighbours are settled together. */
 static void settle_holds(const struct part *pt, struct segment *run)
 {
 	uint64_t start = pt->ch->index * GAIA_CHUNK_PAGES;
 	unsigned a, b;
 
 	for (size_t k = 0; k < pt->added; k++) {
-		const struct segment *s = &pt->add.at[k];
-
-		segment_in_chunk(s, pt->ch->index, &a, &b);
-		if (run->b == start + a && run->n == s->n) {
-			run->b = start + b;
-			continue;
-		}
-		mapping_settle(pt->m, run);
-		*run = (struct segment){ start + a, start + b, s->n };
+		segment_in_chunk(&pt->add.at[k], pt->ch->index, &a, &b);
+		mapping_settle_next(pt->m, run, &(struct segment){ start + a, start + b, pt->add.at[k].n });
 	}
 }
 

@@ -330,6 +330,16 @@ void mapping_settle(struct mapping *m, const struct segment *s)
 	pthread_mutex_unlock(&m->lock);
 }
 
+void mapping_settle_next(struct mapping *m, struct segment *run, const struct segment *next)
+{
+	if (run->b == next->a && run->n == next->n) {
+		run->b = next->b;
+		return;
+	}
+	mapping_settle(m, run);
+	*run = *next;
+}
+
 static void overwrite(const struct grant *g, const uint64_t *pages, bool over)
 {
 	struct mapping *m = g->mapping;

@@ -82,6 +82,8 @@ void grant_held_at_most(const struct grant *g, unsigned a, unsigned b, unsigned 
 int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes);
 /* The acquire has succeeded: its holds, of whatever chunks the pages lie in, count from now on. No lock is held, or chunk->lock; */
 void mapping_settle(struct mapping *m, const struct segment *s);
+/* the same for many, in order: neighbours are settled together. *@run, of no pages at first, is what mapping_settle() is still to be called for; */
+void mapping_settle_next(struct mapping *m, struct segment *run, const struct segment *next);
 /* and those of these pages are for overwriting, until replica_overwritten(): all of them were published. They are locked. */
 void grant_overwrites(struct grant *g, const uint64_t *pages);
 void replica_overwritten(struct replica *rep, const uint64_t *pages);

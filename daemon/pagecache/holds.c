@@ -113,18 +113,31 @@ static void join(struct holds *hs, uint64_t a, uint64_t b)
 	}
 }
 
-/* Whether @new's pages [a, b) only make the span before them longer, as when chunk after chunk is acquired. */
-static bool extend(struct holds *hs, uint64_t a, uint64_t b, const struct hold *new)
+/*
+ * Pages [a, b) with the numbers of @new, if none of them is in a span. They make the span before them longer, as when chunk after chunk is
+ * acquired, or the one behind, if that has these numbers; or both, which then are one, as when what lies between chunks that are ready is acquired.
+ */
+static bool add_to_gap(struct holds *hs, uint64_t a, uint64_t b, const struct hold *new)
 {
-	struct hold *h = a > 0 ? at_or_after(hs, a - 1) : NULL, *next;
+	struct hold *h = at_or_after(hs, a > 0 ? a - 1 : 0), *before = h && h->b == a ? h : NULL, *next = before ? RB_NEXT(hold_tree, NULL, h) : h;
 
-	if (!h || h->b != a || !alike(h, new))
+	if (next && next->a < b)
 		return false;
-	next = RB_NEXT(hold_tree, NULL, h);
-	if (next && next->a <= b)
-		return false;
-	h->b = b;
-	add_pages(hs, b - a);
+	if (before && !alike(before, new))
+		before = NULL;
+	if (next && (next->a > b || !alike(next, new)))
+		next = NULL;
+	if (before) {
+		add_pages(hs, b - a + (next ? next->b - next->a : 0));
+		before->b = next ? next->b : b;
+		if (next)
+			drop(hs, next);
+	} else if (next) {
+		add_pages(hs, b - a);
+		next->a = a; /* it stays where it is in the order */
+	} else {
+		insert(hs, a, b, new);
+	}
 	return true;
 }
 
@@ -138,7 +151,7 @@ int holds_add(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t wri
 		return 0;
 	if (n > HOLDS_OF_A_PAGE)
 		return -EOVERFLOW;
-	if (extend(hs, a, b, &new))
+	if (add_to_gap(hs, a, b, &new))
 		return 0;
 	HOLDS_FOREACH(look, hs, a, b)
 		if (look->n + n > HOLDS_OF_A_PAGE)

@@ -328,8 +328,19 @@ bool ready_unhold(struct grant *g, unsigned a, unsigned b, bool write)
 	return true;
 }
 
+void ready_settle(struct mapping *m, struct ready_runs *runs, uint64_t until, struct segment *run)
+{
+	if (runs->over.a < runs->over.b)
+		return;
+	for (; runs->settled < runs->n && runs->run[runs->settled].a < until; runs->settled++) {
+		const struct page_span *span = &runs->run[runs->settled];
+
+		mapping_settle_next(m, run, &(struct segment){ span->a, span->b, 1 });
+	}
+}
+
 /* mapping->lock is held. */
-static void settle(struct mapping *m, struct page_span run, struct page_span over)
+static void settle_over(struct mapping *m, struct page_span run, struct page_span over)
 {
 	holds_settle(&m->holds, run.a, run.b, 1);
 	holds_overwrite(&m->holds, MAX(run.a, over.a), MIN(run.b, over.b), true);
@@ -340,8 +351,8 @@ void ready_end(struct mapping *m, struct ready_runs *runs, bool write, bool undo
 	for (unsigned k = 0; k < runs->n && undo; k++)
 		mapping_unhold(m, runs->run[k].a, runs->run[k].b, 1, write, true);
 	pthread_mutex_lock(&m->lock);
-	for (unsigned k = 0; k < runs->n && !undo; k++)
-		settle(m, runs->run[k], runs->over);
+	for (unsigned k = runs->settled; k < runs->n && !undo; k++)
+		settle_over(m, runs->run[k], runs->over);
 	pthread_mutex_unlock(&m->lock);
 	free(runs->run);
 }

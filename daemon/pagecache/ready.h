@@ -50,7 +50,7 @@ bool ready_acquire(struct mapping *m, struct page_span span, bool write, struct 
  */
 struct ready_runs {
 	struct page_span *run;
-	unsigned n;
+	unsigned n, settled;
 	uint64_t n_rest, seq;
 	struct page_span over; /* what is for overwriting when it has succeeded */
 };
@@ -60,7 +60,9 @@ int ready_take(struct mapping *m, struct page_span span, bool write, struct page
  * replica has stays as it is. chunk->lock is held.
  */
 bool ready_unhold(struct grant *g, unsigned a, unsigned b, bool write);
-/* The acquire has succeeded; @undo: it has not. */
+/* The acquire has succeeded: settle what lies before page @until, as mapping_settle_next() does. Not what is for overwriting, which is marked at the same time. */
+void ready_settle(struct mapping *m, struct ready_runs *runs, uint64_t until, struct segment *run);
+/* The acquire has succeeded: what has not been settled is now; @undo: it has not. */
 void ready_end(struct mapping *m, struct ready_runs *runs, bool write, bool undo);
 /* Release the pages of @span in ready chunks that are held for reading only: true if that was all. Else those in @rest (rest->at to be freed) remain to be released. */
 bool ready_release(struct mapping *m, struct page_span span, struct segments *rest);

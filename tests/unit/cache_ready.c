@@ -1015,6 +1015,35 @@ Test(ready, a_release_between_ready_and_counted, .timeout = 60)
 	end();
 }
 
+static int acquire_all_to_read(void *cl)
+{
+	return acquire_range(cl, 0, ALL, GAIA_PROT_READ);
+}
+
+/* What is ready between, before and behind chunks that have to be brought: each of two acquires settles its own holds of it, once. */
+Test(ready, each_acquire_settles_its_own_holds)
+{
+	struct client *cl = begin_ready(8);
+	struct held acquiring = { .point = "ready.before", .call = acquire_all_to_read, .arg = cl };
+	const struct hold *h;
+
+	write_cpu(AT(1, 7), "new");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	held_begin(&acquiring);
+	write_cpu(AT(CHUNKS - 2, 7), "new");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	acquire_all(cl, GAIA_PROT_READ);
+	/* The first one's are coming still: only our own can be taken. */
+	give_all_back(cl);
+	give_all_back(cl);
+	cr_assert_eq(held_end(&acquiring), 0);
+	h = holds_first(&cl->mapping->holds, 0, CHUNKS * GAIA_CHUNK_PAGES);
+	cr_assert(h && h->a == 0 && h->b == CHUNKS * GAIA_CHUNK_PAGES && h->n == 1 && h->coming == 0, "one span, of one hold that counts");
+	give_all_back(cl);
+	cr_assert_null(holds_first(&cl->mapping->holds, 0, CHUNKS * GAIA_CHUNK_PAGES));
+	end();
+}
+
 /* While pages are locked and room is needed all the time: what is released is seen, each time. */
 Test(ready, each_release_is_seen)
 {

@@ -38,6 +38,26 @@ Test(holds, of_a_page_are_so_many_and_no_more)
 	holds_clear(&hs);
 }
 
+/* @alike_before and @alike_behind: what lies on both sides of the gap that is filled has its numbers. Spans are as few as can be. */
+static void fill_a_gap(bool alike_before, bool alike_behind)
+{
+	begin(7);
+	MUST(holds_add(&w.hs, w.from, w.from + 10, alike_before ? 1 : 2, 0) == 0);
+	MUST(holds_add(&w.hs, w.from + 20, w.from + 30, alike_behind ? 1 : 2, 0) == 0);
+	MUST(holds_add(&w.hs, w.from + 10, w.from + 20, 1, 0) == 0);
+	for (unsigned p = 0; p < 30; p++)
+		w.is[p].n = w.is[p].coming = p < 10 ? (alike_before ? 1 : 2) : p < 20 || alike_behind ? 1 : 2;
+	agree();
+	cr_assert_eq(w.hs.spans, 3u - alike_before - alike_behind);
+	end();
+}
+
+Test(holds, that_fill_a_gap_are_joined_with_what_is_alike)
+{
+	for (int k = 0; k < 4; k++)
+		fill_a_gap(k & 1, k & 2);
+}
+
 Test(holds, of_no_pages_there_are_none)
 {
 	struct holds hs = { .spans = 0 };
