@@ -160,10 +160,16 @@ static void end_locked(struct chunk *ch, struct page *p)
 		p->flags |= PAGE_SHARERS_TURN;
 }
 
-void pages_unlock(struct chunk *ch, unsigned a, unsigned b)
+/* Nobody who waits hears of it yet. */
+static void end_all_locked(struct chunk *ch, unsigned a, unsigned b)
 {
 	for (unsigned i = a; i < b; i++)
 		end_locked(ch, page_at(ch, i));
+}
+
+void pages_unlock(struct chunk *ch, unsigned a, unsigned b)
+{
+	end_all_locked(ch, a, b);
 	if (a < b)
 		pthread_cond_broadcast(&ch->unlocked);
 }
@@ -188,7 +194,8 @@ void pages_lock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *p
 void pages_unlock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
 	FOR_RUNS(pages, a, b, i, j)
-		pages_unlock(ch, i, j);
+		end_all_locked(ch, i, j);
+	pthread_cond_broadcast(&ch->unlocked);
 }
 
 bool pages_trylock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)

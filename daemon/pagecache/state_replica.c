@@ -100,8 +100,12 @@ static enum track_step plan_overwrite(struct replica *rep, unsigned i, bool held
 enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 {
 	struct page_replica *buf[CACHE_MAX_REPLICAS];
-	struct page_view v = state_view(rep->chunk, i, buf);
+	struct page_view v;
 
+	/* The usual end of an acquire: it has just been sent, and is the only one. */
+	if (rep->chunk->n_replicas == 1 && replica_is_home(rep, i))
+		return TRACK_NOTHING;
+	v = state_view(rep->chunk, i, buf);
 	return track_plan(&v, position(rep), write);
 }
 
