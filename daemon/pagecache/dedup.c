@@ -4,8 +4,8 @@
  * A page is in the sample if a few of its bytes, mixed, say so: so equal pages are, or are not, wherever they lie. One page of SAMPLE is. Pages of
  * the sample are always looked for. The others of a file are if that pays by what its sample has found so far, or, while that is
  * too small to tell, by what the samples of all files have: of the pages looked for a share must have been found (WORTH), and reading these again
- * must take longer than it has taken to hash all. A page that was shared and is written then was found in vain. Where it has not paid for
- * long, all but one page of RESTS of the file's sample are left out, until it does; that one counts for all of them.
+ * must take longer than it has taken to hash all. A page that was shared and is written then was found in vain; that counts twice. Where it
+ * has not paid for long, all but one page of RESTS of the file's sample are left out, until it does; that one counts for all of them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -93,8 +93,11 @@ static uint64_t mixed_bytes(const struct dedup *d, const void *page)
 static bool pays(const struct cache *c, const struct dedup_sample *sa)
 {
 	uint64_t tried = atomic_load_explicit(&sa->tried, memory_order_relaxed), found = atomic_load_explicit(&sa->found, memory_order_relaxed);
+	uint64_t vain = atomic_load_explicit(&sa->vain, memory_order_relaxed);
 	uint64_t hash_ns = atomic_load_explicit(&c->dedup->hash_ns, memory_order_relaxed);
 
+	/* By these nothing was saved, and each has cost a copy. And of those that were found last some will be written yet. */
+	found -= MIN(found, 2 * vain);
 	return tried >= ENOUGH && found * 100 >= tried * WORTH_PERCENT && found * read_cost_ns(&c->store_cost, 1, 1) >= tried * hash_ns;
 }
 
@@ -135,6 +138,7 @@ static void learn(struct dedup_sample *sa, unsigned n, bool found)
 		return;
 	atomic_store_explicit(&sa->tried, MANY / 2, memory_order_relaxed);
 	atomic_store_explicit(&sa->found, atomic_load_explicit(&sa->found, memory_order_relaxed) / 2, memory_order_relaxed);
+	atomic_store_explicit(&sa->vain, atomic_load_explicit(&sa->vain, memory_order_relaxed) / 2, memory_order_relaxed);
 }
 
 /* Hashing takes more or less time as the processor's caches have the page: what it has taken lately. */
@@ -297,25 +301,18 @@ static bool is_own(struct chunk *ch, unsigned i)
 	return !frame || !shares_indexed(fr, frame) || (shares_by_others(fr, frame) && fault_point("break.shared_written")) || shares_own(fr, frame);
 }
 
-/* What was found in vain counts as not found. */
-static void unlearn(struct cfile *f, const void *page)
-{
-	unsigned sample = in_sample(f, page);
-
-	if (sample) {
-		learn(&f->dedup.sample, sample, false);
-		learn(&f->cache->dedup->all, 1, false);
-	}
-	count(CTR_dedup_unshared, 1);
-}
-
 static void page_move(struct chunk *ch, unsigned i, frame_t frame)
 {
 	struct cache *c = ch->file->cache;
+	unsigned sample = in_sample(ch->file, page_ptr(ch, i));
 	frame_t old;
 
 	memcpy(frame_ptr(&c->frames, frame), page_ptr(ch, i), GAIA_PAGE);
-	unlearn(ch->file, page_ptr(ch, i));
+	if (sample) {
+		atomic_fetch_add_explicit(&ch->file->dedup.sample.vain, sample, memory_order_relaxed);
+		atomic_fetch_add_explicit(&c->dedup->all.vain, 1, memory_order_relaxed);
+	}
+	count(CTR_dedup_unshared, 1);
 	old = page_set_frame(ch, i, frame);
 	frames_give(&c->frames, &old, 1);
 }

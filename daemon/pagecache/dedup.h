@@ -19,7 +19,8 @@ struct dedup;
 
 /* What the sample has shown, of a file or of all. Hints: relaxed, and not always exact. */
 struct dedup_sample {
-	atomic_uint tried, found; /* pages of it that were looked for, and found; both are halved now and then */
+	atomic_uint tried, found; /* pages of it that were looked for, and found; */
+	atomic_uint vain;	  /* and of these, written afterwards. All are halved now and then */
 };
 
 /* A file's part; zeros at first. */

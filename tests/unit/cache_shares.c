@@ -613,6 +613,28 @@ Test(shares, are_looked_for_less_where_there_were_none)
 	end();
 }
 
+/* Each would get a frame of its own again: so nothing is saved, however many are found. */
+Test(shares, are_looked_for_less_where_all_are_written_soon)
+{
+	const uint64_t n = 4096;
+
+	begin(&(struct rig_options){ .devices = 0, .home_bytes = 2 * AT(n), .dedup = CACHE_DEDUP_HOME }, AT(n));
+	fault_arm_delay("store.read", 50, 1);
+	for (unsigned round = 0;; round++) {
+		uint64_t hashed;
+
+		write_equal(0, n, n / 2);
+		forget_home();
+		hashed = read_pages(0, n);
+		if (round == 3) {
+			cr_assert(hashed > 0 && hashed < n / 8, "%lu", hashed);
+			break;
+		}
+		write_equal(0, n, n);
+	}
+	end();
+}
+
 /* ---- several threads ---- */
 
 #define THREADS 4u
