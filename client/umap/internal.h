@@ -142,6 +142,19 @@ struct umap_range {
 	uint64_t start, end;	/* bytes of the region */
 };
 
+/*
+ * Faults in order, forward or backward (streams.c). The next pages are read in the background, and mapped but for the first that will be touched: its
+ * fault, which costs little, says that the stream goes on.
+ */
+#define STREAMS 8
+struct umap_stream {
+	uint64_t forward, backward; /* faults of these pages go on with it; NO_PAGE: none does */
+	uint64_t front;		/* forward: the first page that was not asked for yet; backward: the page behind it */
+	uint32_t window;	/* pages that were asked for last; 0: two faults have not been in order yet */
+	uint64_t from, n;	/* to be read; n 0: nothing */
+};
+#define NO_PAGE UINT64_MAX
+
 struct umap_region {
 	/* Constant. */
 	uint64_t length;	/* bytes, as given */
@@ -157,11 +170,12 @@ struct umap_region {
 	size_t n_segments;
 	struct gaia_umap_policy policy;
 	uint32_t n_frames, high, low, keep_chosen, ahead;
+	uint32_t most_ahead;	/* pages of a stream's window; 0: there are no streams */
 
 	/* process.lock */
 	unsigned refs;
-	bool ending, evict_queued;
-	TAILQ_ENTRY(umap_region) evict_link;
+	bool ending, evict_queued, ahead_queued;
+	TAILQ_ENTRY(umap_region) evict_link, ahead_link;
 
 	/* Changed under lock and process.lock: either is enough to read it. */
 	char *view;
@@ -184,6 +198,8 @@ struct umap_region {
 	void *policy_state;
 	int advice;
 	uint64_t next_fault;	/* the page after the last one that was read for a fault */
+	struct umap_stream streams[STREAMS];
+	unsigned n_streams;	/* ever; the oldest gives way */
 	bool write_all;		/* the evictor shall write all that is dirty: the program has unmapped it */
 	int error;		/* of writes; kept for the next flush */
 	struct gaia_umap_stats stats;	/* but for what is above, and what can be counted */
@@ -229,6 +245,19 @@ int umap_fault_here(struct umap_region *r, uint64_t at, bool write);
  * it just now. No lock is held.
  */
 int umap_bring(struct umap_region *r, uint64_t page, uint64_t n);
+
+/*
+ * Read those of n pages from this one on that are not there, as long as frames are free, and map all but @marker, unless that has been touched
+ * meanwhile. No lock is held.
+ */
+void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t marker);
+
+/* ---- streams.c ---- */
+
+/* A fault of the page has been served. True: umap_kick_reader() is to be called. The lock is held. */
+bool umap_follow_stream(struct umap_region *r, uint64_t page);
+/* Read what the region's streams have asked for. No lock is held. */
+void umap_read_streams(struct umap_region *r);
 
 /* The program has unmapped the range of the region. events_lock is held. */
 void umap_cut(struct umap_region *r, uint64_t start, uint64_t end);
@@ -278,7 +307,7 @@ struct umap_process {
 	bool stopping;
 	unsigned dead;		/* regions that the program has unmapped as a whole */
 	LIST_HEAD(, umap_region) all;
-	TAILQ_HEAD(, umap_region) to_evict;
+	TAILQ_HEAD(, umap_region) to_evict, to_read;
 };
 extern struct umap_process umap;
 
@@ -320,6 +349,7 @@ void umap_threads_look(void);
 void umap_signal_start(void);
 
 void umap_kick_evictor(struct umap_region *r);
+void umap_kick_reader(struct umap_region *r); /* streams of the region go on */
 int umap_prefetch(struct umap_region *r, uint64_t page, uint64_t n); /* in the background */
 
 /* Read and apply the events that the kernel waits with; faults among them are served later. */

@@ -190,7 +190,7 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 			FOR_EACH_THERE(r, touched ? page_start(r, i) : UINT64_MAX, page_end(r, i), j, a, b)
 				umap_kernel_wake(r->uffd, r->view + a, b - a);
 		} else {
-			f->flags = 0;
+			f->flags &= FRAME_TOUCHED;
 			f->state = FRAME_RESIDENT;
 			r->policy.inserted(r->policy_state, frame, i);
 		}
@@ -309,6 +309,7 @@ static void unlock_and_kick(struct umap_region *r)
 int umap_fault(struct umap_region *r, uint64_t at, bool write, enum umap_how how)
 {
 	uint64_t page = at >> r->shift;
+	bool goes_on = false;
 	int err;
 
 	pthread_mutex_lock(&r->lock);
@@ -322,8 +323,12 @@ int umap_fault(struct umap_region *r, uint64_t at, bool write, enum umap_how how
 			umap_kernel_wake(r->uffd, r->view + (at & ~(SMALL_PAGE - 1)), SMALL_PAGE);
 		else if (err < 0)
 			poison(r, at);
+		else
+			goes_on = umap_follow_stream(r, page);
 	}
 	unlock_and_kick(r);
+	if (goes_on)
+		umap_kick_reader(r);
 	return err;
 }
 
@@ -352,6 +357,43 @@ int umap_bring(struct umap_region *r, uint64_t page, uint64_t n)
 	err = bring(r, page, n, UINT64_MAX, false, UMAP_WAIT);
 	unlock_and_kick(r);
 	return err;
+}
+
+/* Of n pages that have just been read all but @marker. The lock is held. */
+static void map_around(struct umap_region *r, uint64_t page, uint64_t n, uint64_t marker)
+{
+	uint64_t end = page + n;
+
+	if (marker < page || marker >= end || r->frames[frame_of(r, marker)].flags & FRAME_TOUCHED)
+		marker = end;
+	if (marker > page)
+		map_pages(r, page, marker - page, false);
+	if (marker + 1 < end)
+		map_pages(r, marker + 1, end - marker - 1, false);
+}
+
+void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t marker)
+{
+	uint64_t end = page + n;
+	uint32_t frame;
+	int got = 1;
+
+	pthread_mutex_lock(&r->lock);
+	for (; page < end && got > 0; page += got) {
+		got = 1;
+		if (r->frame_of[page])
+			continue;
+		frame = take_frame(r);
+		if (frame == NO_FRAME)
+			break;
+		/* Whoever touches what cannot be read is told then. */
+		got = fill(r, page, run_length(r, page, end - page), frame, false);
+		if (got <= 0)
+			break;
+		r->stats.ahead += got;
+		map_around(r, page, got, marker);
+	}
+	unlock_and_kick(r);
 }
 
 /* ---- what the program unmaps ---- */

@@ -17,6 +17,7 @@ struct umap_process umap = {
 	.kernel = { -1, -1, -1, false },
 	.all = LIST_HEAD_INITIALIZER(umap.all),
 	.to_evict = TAILQ_HEAD_INITIALIZER(umap.to_evict),
+	.to_read = TAILQ_HEAD_INITIALIZER(umap.to_read),
 };
 
 unsigned umap_setting(const char *name, unsigned min, unsigned max, unsigned otherwise)
@@ -181,6 +182,11 @@ static void take_region(struct umap_region *r)
 		r->evict_queued = false;
 		r->refs--;
 	}
+	if (r->ahead_queued) {
+		TAILQ_REMOVE(&umap.to_read, r, ahead_link);
+		r->ahead_queued = false;
+		r->refs--;
+	}
 	while (r->refs)
 		pthread_cond_wait(&umap.changed, &umap.lock);
 }
@@ -238,6 +244,7 @@ static void forget_all(void)
 		LIST_REMOVE(r, link);	/* its memory is left alone: a thread may have been at it */
 	}
 	TAILQ_INIT(&umap.to_evict);
+	TAILQ_INIT(&umap.to_read);
 	umap_files_forget();
 	umap_threads_forget();
 	if (umap.kernel.uffd >= 0)

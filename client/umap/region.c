@@ -118,6 +118,9 @@ static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
 	if (r->n_frames == r->pages)
 		r->high = UINT32_MAX;	/* all of it fits */
 	r->ahead = c->read_ahead;
+	/* All streams together leave half of the budget to what is used. None if nothing at all is to be read ahead. */
+	if (c->read_ahead || umap_setting("GAIA_UMAP_READ_AHEAD", 0, 0, 1))
+		r->most_ahead = MIN(MAX(MAX_RUN >> r->shift, 1), r->n_frames / (2 * STREAMS));
 	return 0;
 }
 

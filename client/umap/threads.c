@@ -234,11 +234,23 @@ static struct umap_job *take_job(void)
 	return j;
 }
 
+/* A region whose streams have asked for pages, referenced. */
+static struct umap_region *take_reading(void)
+{
+	struct umap_region *r = TAILQ_FIRST(&umap.to_read);
+
+	if (r) {
+		TAILQ_REMOVE(&umap.to_read, r, ahead_link);
+		r->ahead_queued = false;
+	}
+	return r;
+}
+
 /* Wait for messages of the kernel's, and read them. The lock is held, but not meanwhile. */
 static void poll_messages(void)
 {
 	struct pollfd fds[] = { { umap.kernel.uffd, POLLIN, 0 }, { pool.wake, POLLIN, 0 }, { umap.kernel.by_signal, POLLIN, 0 } };
-	bool busy = pool.n_faults || !TAILQ_EMPTY(&pool.jobs);
+	bool busy = pool.n_faults || !TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read);
 	uint64_t n;
 
 	pthread_mutex_unlock(&umap.lock);
@@ -253,6 +265,7 @@ static void poll_messages(void)
 
 static void *filler(void *arg)
 {
+	struct umap_region *reading;
 	struct umap_job *j;
 	struct fault f;
 
@@ -266,7 +279,8 @@ static void *filler(void *arg)
 			poll_messages();
 		}
 		fault = take_fault(&f);
-		j = fault ? NULL : take_job();
+		reading = fault ? NULL : take_reading();
+		j = fault || reading ? NULL : take_job();
 		if (fault && poller) {
 			pthread_mutex_unlock(&umap.lock);
 			err = serve(&f, UMAP_QUICK);
@@ -274,14 +288,18 @@ static void *filler(void *arg)
 		}
 		if (poller)
 			pool.polling = false;
-		if (fault ? err == -EBUSY : j != NULL) {
-			if (!pool.polling || pool.n_faults || !TAILQ_EMPTY(&pool.jobs))
+		if (fault ? err == -EBUSY : reading || j) {
+			if (!pool.polling || pool.n_faults || !TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read))
 				wake_filler();
 			pthread_mutex_unlock(&umap.lock);
-			if (fault)
+			if (fault) {
 				serve(&f, UMAP_WAIT);
-			else
+			} else if (reading) {
+				umap_read_streams(reading);
+				umap_region_put(reading);
+			} else {
 				run_job(j);
+			}
 			pthread_mutex_lock(&umap.lock);
 		} else if (!poller && !fault) {
 			pool.idle_fillers++;
@@ -311,6 +329,18 @@ int umap_prefetch(struct umap_region *r, uint64_t page, uint64_t n)
 	pthread_mutex_unlock(&umap.lock);
 	free(j);
 	return 0;
+}
+
+void umap_kick_reader(struct umap_region *r)
+{
+	pthread_mutex_lock(&umap.lock);
+	if (!r->ahead_queued && !r->ending && !umap.stopping) {
+		r->ahead_queued = true;
+		r->refs++;
+		TAILQ_INSERT_TAIL(&umap.to_read, r, ahead_link);
+		wake_filler();
+	}
+	pthread_mutex_unlock(&umap.lock);
 }
 
 /* ---- evictors ---- */

@@ -165,7 +165,12 @@ struct gaia_umap_config {
 	/* Percents of the budget: pages begin to leave in the background at high, until there are low. */
 	unsigned evict_high;	/* default: GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD, else 90 */
 	unsigned evict_low;	/* default: GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD, else 70 */
-	unsigned read_ahead;	/* pages to read ahead of sequential faults; default: GAIA_UMAP_READ_AHEAD, else up to 64 KiB */
+	/*
+	 * Pages to read together with one, at once, when faults are in order; default: GAIA_UMAP_READ_AHEAD, else up to 64 KiB. Where they go on in order,
+	 * forward or backward, up to 1 MiB, or a page, is read ahead in the background besides, if the budget has 16 pages or more; not with
+	 * GAIA_UMAP_READ_AHEAD=0, unless this is given.
+	 */
+	unsigned read_ahead;
 	unsigned reserved;	/* 0 */
 };
 

@@ -455,10 +455,111 @@ Test(umap, sequential_faults_read_ahead_and_random_ones_do_not)
 	rig_map(rig);
 	cr_assert_arr_eq(rig->view, rig->content, rig->length);
 	cr_assert_leq(rig_stats(rig).faults, 256 / 8 + 1);
-	cr_assert_eq(gaia_umap_advise(rig->view, rig->length, GAIA_UMAP_DONTNEED), 0);
+	rig_unmap(rig);
+	rig = rig_create(256 * 4096);
+	rig->config.read_ahead = 7;
+	rig_map(rig);
 	cr_assert_eq(gaia_umap_advise(rig->view, rig->length, GAIA_UMAP_RANDOM), 0);
 	cr_assert_arr_eq(rig->view, rig->content, rig->length);
-	cr_assert_geq(rig_stats(rig).faults, 256 + 256 / 8);
+	cr_assert_eq(rig_stats(rig).faults, 256);
+	cr_assert_eq(rig_stats(rig).ahead, 0);
+	rig_unmap(rig);
+}
+
+/* ---- streams ---- */
+
+#define STREAM_PAGES 256u
+#define PAGE_OF_STREAM (64u << 10)
+#define WINDOW (STREAM_PAGES / 16) /* the largest: MiB, or as many as all streams may have */
+
+static struct rig *begin_stream(void)
+{
+	struct rig *rig = rig_create((size_t)STREAM_PAGES * PAGE_OF_STREAM);
+
+	rig->config.page_size = PAGE_OF_STREAM;
+	rig_map(rig);
+	return rig;
+}
+
+static void touch(struct rig *rig, unsigned page)
+{
+	cr_assert_eq(rig->view[(size_t)page * PAGE_OF_STREAM], rig->content[(size_t)page * PAGE_OF_STREAM]);
+}
+
+/* So many pages have come that nobody has touched; no more will, until somebody does. */
+static void wait_for_ahead(struct rig *rig, uint64_t n)
+{
+	for (unsigned i = 0; i < 3000 && rig_stats(rig).ahead < n; i++)
+		usleep(10000);
+	cr_assert_eq(rig_stats(rig).ahead, n);
+}
+
+/* Pages [@first, @first + n * @step) come by themselves, and only the touch of the first is a fault, by which the next window comes. */
+static void expect_window(struct rig *rig, unsigned first, unsigned n, int step)
+{
+	uint64_t faults = rig_stats(rig).faults, reads = rig_stats(rig).reads;
+
+	for (unsigned k = 1; k < n; k++)
+		touch(rig, first + (unsigned)step * k);
+	cr_assert_eq(rig_stats(rig).faults, faults);
+	cr_assert_eq(rig_stats(rig).reads, reads);
+	touch(rig, first);
+	cr_assert_eq(rig_stats(rig).faults, faults + 1);
+}
+
+Test(umap, a_stream_is_read_ahead_in_the_background)
+{
+	struct rig *rig = begin_stream();
+	uint64_t ahead = 2;
+	unsigned at = 4;
+
+	/* Both read one page more, at once. */
+	touch(rig, 0);
+	touch(rig, 2);
+	for (unsigned window = 1; window <= WINDOW; at += window, window *= 2) {
+		ahead += window;
+		wait_for_ahead(rig, ahead);
+		expect_window(rig, at, window, 1);
+	}
+	wait_for_ahead(rig, ahead + WINDOW);
+	rig_unmap(rig);
+}
+
+Test(umap, a_stream_that_goes_backward_is_read_ahead)
+{
+	struct rig *rig = begin_stream();
+	unsigned at = STREAM_PAGES - 3;
+	uint64_t ahead = 0;
+
+	touch(rig, STREAM_PAGES - 1);
+	touch(rig, STREAM_PAGES - 2);
+	for (unsigned window = 1; window <= WINDOW; at -= window, window *= 2) {
+		ahead += window;
+		wait_for_ahead(rig, ahead);
+		expect_window(rig, at, window, -1);
+	}
+	/* To its beginning, and no farther. */
+	for (unsigned page = at + 1; page-- > 0;)
+		touch(rig, page);
+	rig_unmap(rig);
+}
+
+/* Two that go on by turns; and what is not in order is none. */
+Test(umap, streams_are_told_apart)
+{
+	struct rig *rig = begin_stream();
+
+	/* The first reads one more. */
+	for (unsigned k = 0; k < 2; k++) {
+		touch(rig, 2 * k);
+		touch(rig, STREAM_PAGES - 1 - k);
+	}
+	wait_for_ahead(rig, 1 + 2);
+	for (unsigned k = 0; k < 5; k++)
+		touch(rig, 100 + 7 * k);
+	touch(rig, 3);
+	touch(rig, STREAM_PAGES - 3);
+	wait_for_ahead(rig, 3 + 2 + 2);
 	rig_unmap(rig);
 }
 
