@@ -41,6 +41,7 @@ static struct {
 	unsigned n_fillers, n_evictors, max_fillers, max_evictors, max_events;
 	unsigned idle_fillers, idle_evictors;
 	bool polling;		/* a filler polls, or serves what it can without waiting */
+	bool wants_evictor;	/* one is to be started, by a filler */
 	int wake;		/* an eventfd: for the one that polls */
 	struct fault faults[WAITING];
 	unsigned first_fault, n_faults;
@@ -66,19 +67,28 @@ static int start_thread(pthread_t *thread, void *(*run)(void *))
 	return -err;
 }
 
-/* process.lock is held. Somebody shall look for work: faults, jobs, polling. */
-static void wake_filler(void)
+/*
+ * process.lock is held, in both. Somebody shall look for work: faults, jobs, polling. In a handler of a signal no thread can be made; but whoever
+ * polls makes one when it takes work.
+ */
+static void poke_filler(void)
 {
 	uint64_t one = 1;
 
-	if (umap.stopping)
-		return;
 	if (pool.idle_fillers)
 		pthread_cond_signal(&umap.work);
-	else if (pool.n_fillers < pool.max_fillers && !start_thread(&pool.fillers[pool.n_fillers], filler))
-		pool.n_fillers++;
 	else if (pool.polling && write(pool.wake, &one, sizeof(one)) < 0)
 		return;		/* it is awake: the counter is full */
+}
+
+static void wake_filler(void)
+{
+	if (umap.stopping)
+		return;
+	if (!pool.idle_fillers && pool.n_fillers < pool.max_fillers && !start_thread(&pool.fillers[pool.n_fillers], filler))
+		pool.n_fillers++;
+	else
+		poke_filler();
 }
 
 /* ---- events ---- */
@@ -250,7 +260,7 @@ static struct umap_region *take_reading(void)
 static void poll_messages(void)
 {
 	struct pollfd fds[] = { { umap.kernel.uffd, POLLIN, 0 }, { pool.wake, POLLIN, 0 }, { umap.kernel.by_signal, POLLIN, 0 } };
-	bool busy = pool.n_faults || !TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read);
+	bool busy = pool.n_faults || !TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read) || pool.wants_evictor;
 	uint64_t n;
 
 	pthread_mutex_unlock(&umap.lock);
@@ -261,6 +271,13 @@ static void poll_messages(void)
 		read_messages();
 	}
 	pthread_mutex_lock(&umap.lock);
+}
+
+static void start_evictor(void)
+{
+	if (pool.wants_evictor && pool.n_evictors < pool.max_evictors && !start_thread(&pool.evictors[pool.n_evictors], evictor))
+		pool.n_evictors++;
+	pool.wants_evictor = false;
 }
 
 static void *filler(void *arg)
@@ -278,6 +295,7 @@ static void *filler(void *arg)
 			pool.polling = true;
 			poll_messages();
 		}
+		start_evictor();
 		fault = take_fault(&f);
 		reading = fault ? NULL : take_reading();
 		j = fault || reading ? NULL : take_job();
@@ -338,7 +356,7 @@ void umap_kick_reader(struct umap_region *r)
 		r->ahead_queued = true;
 		r->refs++;
 		TAILQ_INSERT_TAIL(&umap.to_read, r, ahead_link);
-		wake_filler();
+		poke_filler();
 	}
 	pthread_mutex_unlock(&umap.lock);
 }
@@ -394,9 +412,10 @@ void umap_kick_evictor(struct umap_region *r)
 		r->evict_queued = true;
 		r->refs++;
 		TAILQ_INSERT_TAIL(&umap.to_evict, r, evict_link);
-		if (!pool.idle_evictors && pool.n_evictors < pool.max_evictors &&
-		    !start_thread(&pool.evictors[pool.n_evictors], evictor))
-			pool.n_evictors++;
+		if (!pool.idle_evictors && pool.n_evictors < pool.max_evictors) {
+			pool.wants_evictor = true;
+			poke_filler();
+		}
 		pthread_cond_signal(&umap.evict);
 	}
 	pthread_mutex_unlock(&umap.lock);
@@ -457,7 +476,7 @@ void umap_threads_forget(void)
 	pool.wake = -1;
 	pool.n_fillers = pool.n_evictors = pool.idle_fillers = pool.idle_evictors = 0;
 	pool.first_fault = pool.n_faults = 0;
-	pool.polling = false;
+	pool.polling = pool.wants_evictor = false;
 	TAILQ_INIT(&pool.jobs);
 	pool.n_jobs = 0;
 }
