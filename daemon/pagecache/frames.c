@@ -551,9 +551,3 @@ bool frame_is_lent(const struct frames *fr, frame_t frame)
 {
 	return frame && fr->slab[(frame - 1) / GAIA_CHUNK_PAGES]->lent;
 }
-
-void *frame_ptr(const struct frames *fr, frame_t frame)
-{
-	return (char *)fr->slab[(frame - 1) / GAIA_CHUNK_PAGES]->memory +
-	       (size_t)((frame - 1) % GAIA_CHUNK_PAGES) * GAIA_PAGE;
-}

@@ -81,6 +81,9 @@ unsigned frames_reserve(struct frames *fr, unsigned n, bool beyond);
 void frames_unreserve(struct frames *fr, unsigned n);
 /* Give back to the system what has been empty since the last call; @all: what is empty now. Devices may take their time. */
 void frames_trim(struct frames *fr, bool all);
-void *frame_ptr(const struct frames *fr, frame_t frame);
+static inline void *frame_ptr(const struct frames *fr, frame_t frame)
+{
+	return (char *)fr->slab[(frame - 1) / GAIA_CHUNK_PAGES]->memory + (size_t)((frame - 1) % GAIA_CHUNK_PAGES) * GAIA_PAGE;
+}
 
 #endif

@@ -5,23 +5,31 @@ scripts/bench tiers: pages that left home and are parked on a device, beside the
 The device is simulated: its bus has the rates and waits of a model, and they are waited for. Reads are of 4 KiB, with O_DIRECT.
 Whether a device is asked depends on what storage takes; so where a gain is looked for storage is modelled, too: a file system (engine-fs)
 over the directory, whose reads take so much longer.
-And equal pages kept once (--dedup home), beside the same with parked pages alone, as the paper compares them.
+And equal pages kept once (--dedup home), beside the same with parked pages alone, as the paper compares them; and of files in which pages are
+equal as they are in practice, beside what the kernel's KSM finds of the same in the memory of a program.
 What is read from storage is counted, which noise does not touch; times are ratios of two that were taken in one round.
 """
 
 import contextlib
+import functools
 import json
+import mmap
 import os
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 # pylint: disable=wrong-import-position
+import ksm
 import plot
+import real_data
 from command import parser_of
 from instructions import count_instructions
-from pairs import OURS, PEER, PairsBench, main
+from pairs import OURS, PEER, PairsBench, Worker, main
 from rounds import Progress, TimeLimit, run_rounds, turn
-from systems import MIB, Gaiafs, Missing, detach, run
+from systems import MIB, Gaiafs, Lacking, Missing, detach, run
+
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 PAGE = 4096
 # The paper's (ICCS'11), and PCIe 5: bytes a second each way, and microseconds.
@@ -44,9 +52,32 @@ class Sizes:
             self.home, self.device, self.reads = 256 * MIB, 256 * MIB, 200000
         self.counted_mib = 4 if args.smoke else 128
         self.shares = [1.0] if args.smoke else [0.25, 1.0] if args.quick else [0.25, 0.5, 1.0]
+        # Of real data.
+        self.image, self.sources, self.checkpoint = (4 * MIB, 3, 4 * MIB) if args.smoke else (16 * MIB, 24, 16 * MIB) if args.quick else \
+            (128 * MIB, 80, 64 * MIB)
 
 
-class FileMount:
+class CountedMount:
+    """@system: a Gaiafs."""
+
+    system = None
+
+    def status(self):
+        return json.loads(run(self.system.gaia, "status", self.system.root, "--json"))
+
+    def processor_ns(self):
+        """Processor time of the daemon until now."""
+        return time.clock_gettime_ns(ksm.clock_of(self.status()["pid"]))
+
+    @contextlib.contextmanager
+    def counted(self, changes):
+        """What the counters have risen by meanwhile is put into @changes."""
+        before = self.status()["counters"]
+        yield
+        changes.update({name: value - before[name] for name, value in self.status()["counters"].items()})
+
+
+class FileMount(CountedMount):
     """One gaiafs with one file of @pages. @copies: of so many pages each that are equal; else as the file comes."""
 
     def __init__(self, bench, name, bus, pages, home, cache, copies=None, dedup="off", modelled=False):
@@ -95,16 +126,6 @@ class FileMount:
         return int(run(self.bench.program("page_requests"), self.system.path(FILE), str(pages or self.pages), str(count), how,
                        str(self.seed), str(updates), timeout=900))
 
-    def status(self):
-        return json.loads(run(self.system.gaia, "status", self.system.root, "--json"))
-
-    @contextlib.contextmanager
-    def counted(self, changes):
-        """What the counters have risen by meanwhile is put into @changes."""
-        before = self.status()["counters"]
-        yield
-        changes.update({name: value - before[name] for name, value in self.status()["counters"].items()})
-
     def check_costs(self):
         """The device is used only if that is expected to be faster."""
         cost = {tier["tier"]: tier["page_ns"] for tier in self.status()["tiers"]}
@@ -114,6 +135,39 @@ class FileMount:
 
     def evict(self, where):
         run(self.system.gaia, "evict", self.system.path(FILE), "--from", where)
+
+
+class TreeMount(CountedMount):
+    """A gaiafs over the files in @below, which stay as they are."""
+
+    def __init__(self, bench, name, below, home, dedup):
+        self.system = Gaiafs(name, bench.place, bench.args.build, ["--cpu-cache", "writeback", "--home", str(home), "--dedup", dedup])
+        os.rmdir(self.system.below)
+        self.system.below = below
+        bench.stack.callback(self.system.stop)
+        self.system.start()
+        self.paths = real_data.files_of(self.system.root)
+
+    def read(self, again=False):
+        """All of it in order, past the kernel's cache. @again: each file leaves home before; what others have of it stays."""
+        with mmap.mmap(-1, MIB) as room:
+            for path in self.paths:
+                if again:
+                    run(self.system.gaia, "evict", path, "--from", "home")
+                file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+                try:
+                    while os.readv(file, [room]):
+                        pass
+                finally:
+                    os.close(file)
+
+    def pages_a_frame(self):
+        """Of all files, which are home."""
+        pages, status = sum(map(real_data.pages_of, self.paths)), self.status()
+        used, saved = status["home"]["used"] // PAGE, status["dedup"]["saved_bytes"] // PAGE
+        if used + saved < pages:
+            raise Missing("only %d of %d pages are home" % (used + saved, pages))
+        return pages / used
 
 
 class Bench(PairsBench):
@@ -127,6 +181,7 @@ class Bench(PairsBench):
         super().__init__(args)
         self.sizes = Sizes(args)
         self.counted_rows = []
+        self.made = {}  # directories of real data, or why there is none
 
     def program(self, name):
         return os.path.join(self.args.build, "tests", "bench", name)
@@ -217,6 +272,111 @@ class Bench(PairsBench):
             rows[0].add(stored)
         rows[1].add(times)
 
+    # -- real data
+
+    def real_data(self):
+        sizes, copies = self.sizes, 3 if self.args.smoke else 6
+        data = [("images", "%d disk images of one origin" % copies, functools.partial(real_data.disk_images, size=sizes.image, copies=copies)),
+                ("trees", "2 build trees", functools.partial(real_data.build_trees, count=sizes.sources)),
+                ("checkpoints", "4 checkpoints", functools.partial(real_data.checkpoints, size=sizes.checkpoint, count=4, packed=False)),
+                ("packed", "4 checkpoints, packed", functools.partial(real_data.checkpoints, size=sizes.checkpoint, count=4, packed=True))]
+        for name, title, make in data:
+            row = self.row("real data, read again in order, home for half of it; peer: equal pages are not looked for",
+                           title + ": pages read from storage", "count")
+            self.work([row], self.read_again, row, name, make, to=self.counts)
+        for name, title, make in data:
+            section = "real data, read in order, all of it home; peer: KSM, of the same in a program's memory"
+            rows = {what: self.row(section, "%s: %s" % (title, text), unit, least)
+                    for what, text, unit, least in (("once", "pages a frame, read once", "factor", 0),
+                                                    ("again", "pages a frame, read again", "factor", 0.9),
+                                                    ("estimate", "pages a frame, by gaia dedup --estimate", "factor", 0),
+                                                    ("time", "a page, to find equal ones", "time", 0))}
+            self.work(list(rows.values()), self.beside_ksm, rows, name, make, to=self.counts)
+
+    def directory(self, name, make):
+        if name not in self.made:
+            path, scratch = os.path.join(self.place, name), os.path.join(self.place, name + ".scratch")
+            os.mkdir(path)
+            os.mkdir(scratch)
+            try:
+                make(path, scratch)
+                # Pages of files that others may write are not shared.
+                for file in real_data.files_of(path):
+                    os.chmod(file, 0o644)
+                self.made[name] = path
+            except Missing as why:
+                self.made[name] = why
+        if isinstance(self.made[name], Missing):
+            raise self.made[name]
+        return self.made[name]
+
+    @contextlib.contextmanager
+    def tree_mount(self, name, *args):
+        mount = TreeMount(self, name, *args)
+        try:
+            yield mount
+        finally:
+            mount.system.stop()
+
+    def read_again(self, _rnd, row, name, make):
+        below = self.directory(name, make)
+        home = max(sum(map(real_data.pages_of, real_data.files_of(below))) * PAGE // 2, 8 * MIB)
+        stored = {}
+        for who, dedup in (PEER, "off"), (OURS, "home"):
+            changes = {}
+            with self.tree_mount("%s-half-%s" % (name, dedup), below, home, dedup) as mount:
+                mount.read()
+                with mount.counted(changes):
+                    mount.read()
+            stored[who] = changes["storage_reads"]
+        if not stored[PEER]:
+            raise Missing("it all fits home")
+        row.add(stored)
+
+    def beside_ksm(self, _rnd, rows, name, make):
+        below = self.directory(name, make)
+        pages = sum(map(real_data.pages_of, real_data.files_of(below)))
+        ours, took = {}, {}
+        for dedup in "off", "home":
+            with self.tree_mount("%s-whole-%s" % (name, dedup), below, pages * PAGE + 64 * MIB, dedup) as mount:
+                mount.read()
+                ours["once"] = mount.pages_a_frame()
+                took[dedup] = -mount.processor_ns()
+                mount.read(again=True)
+                took[dedup] += mount.processor_ns()
+                ours["again"] = mount.pages_a_frame()
+        estimate = json.loads(run(mount.system.gaia, "dedup", "--estimate", below, "--json"))
+        ours["estimate"] = estimate["memory_bytes"] / estimate["home_bytes"]
+        ours["time"] = (took["home"] - took["off"]) / pages
+        try:
+            merged = self.merge_by_ksm(below)
+        except Lacking as why:
+            raise Lacking("%s (gaiafs: %.2f, %.2f pages a frame)" % (why, ours["once"], ours["again"])) from why
+        factor = pages / (pages - merged.merged)
+        theirs = {"once": factor, "again": factor, "estimate": factor, "time": merged.ksmd_ns / pages}
+        for what, row in rows.items():
+            if theirs[what]:
+                row.add({PEER: theirs[what], OURS: ours[what]})
+
+    @staticmethod
+    def merge_by_ksm(directory):
+        """By a process of its own, which undoes everything should this one be killed; and the other way round."""
+        why = ksm.why_not()
+        if why:
+            raise Lacking(why)
+        before = ksm.settings()
+        worker = Worker([sys.executable, "-B", os.path.join(HERE, "lib", "ksm.py"), directory])
+        try:
+            merged = ksm.Merged(*worker.listen())
+        finally:
+            worker.stop()
+            # Else it has done so.
+            if worker.child.returncode < 0:
+                ksm.restore(before)
+        if merged.others:
+            raise Lacking("other programs have memory that KSM merges, too: %d pages" % merged.others)
+        return merged
+
     # -- where there is nothing to gain
 
     def nothing_to_gain(self):
@@ -259,7 +419,7 @@ class Bench(PairsBench):
     # -- all of it
 
     def measure(self):
-        for add in self.working_sets, self.batches, self.equal_pages, self.nothing_to_gain, self.instructions:
+        for add in self.working_sets, self.batches, self.equal_pages, self.real_data, self.nothing_to_gain, self.instructions:
             add()
         if not self.works and not self.counts:
             raise RuntimeError("--only %s: there is no such work" % self.args.only)

@@ -41,6 +41,8 @@ def value_text(value, unit):
         return size_text(value)
     if unit == "count":
         return format(value, ",.0f") if value >= 100 or value == int(value) else "%.1f" % value
+    if unit == "factor":
+        return "%.2f" % value
     return rate_text(value, unit)
 
 
@@ -269,7 +271,7 @@ def status(said, check):
     return STATUS_UNMEASURED if UNMEASURED in verdicts else 0
 
 
-JSON_UNITS = {"bytes": "bytes/s", "files": "1/s", "time": "ns", "size": "bytes", "count": "1"}
+JSON_UNITS = {"bytes": "bytes/s", "files": "1/s", "time": "ns", "size": "bytes", "count": "1", "factor": "1"}
 
 
 def write_json(path, facts, rows, peers):

@@ -3,12 +3,17 @@
 
 import collections
 import contextlib
+import fcntl
 import io
 import json
 import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import unittest.mock
 
@@ -18,11 +23,14 @@ import apps
 import cpu
 import device
 import instructions
+import ksm
 import memory
 import models
 import pairs
 import plot
+import real_data
 import report
+import tiers
 import umap
 from fio import HOT, Fio
 from memory_limit import MemoryLimit
@@ -402,7 +410,7 @@ class Pairs(unittest.TestCase):
 
     def test_values_have_their_units(self):
         for value, unit, text in ((750, "time", "750 ns"), (1.5e9, "time", "1.5 s"), (MIB, "size", "1 MiB"),
-                                  (2048, "count", "2,048"), (26.17, "count", "26.2"), (2e9, "bytes", "2.00 GB/s")):
+                                  (2048, "count", "2,048"), (26.17, "count", "26.2"), (1.756, "factor", "1.76"), (2e9, "bytes", "2.00 GB/s")):
             self.assertEqual(report.value_text(value, unit), text)
 
     def test_bars_of_what_is_met_are_right_of_the_line(self):
@@ -536,6 +544,171 @@ class Models(unittest.TestCase):
             bench.python = python
             with bench.stack, self.assertRaisesRegex(Missing, "scripts/setup"):
                 bench.new_worker()
+
+
+class RealData(unittest.TestCase):
+    def setUp(self):
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.place, self.scratch = os.path.join(place.name, "data"), os.path.join(place.name, "scratch")
+        os.mkdir(self.place)
+        os.mkdir(self.scratch)
+
+    def pages(self):
+        """Of each file."""
+        pages = []
+        for path in real_data.files_of(self.place):
+            with open(path, "rb") as file:
+                data = file.read()
+            pages.append([data[at:at + 4096].ljust(4096, b"\0") for at in range(0, len(data), 4096)])
+            self.assertEqual(len(pages[-1]), real_data.pages_of(path))
+        return pages
+
+    def test_layers_that_are_frozen_are_the_same_in_all_checkpoints(self):
+        real_data.checkpoints(self.place, self.scratch, MIB, 3, packed=False)
+        files = self.pages()
+        self.assertEqual(len(files), 3)
+        shared = set(files[0]) & set(files[1]) & set(files[2])
+        self.assertAlmostEqual(len(shared) / len(files[0]), 0.8, delta=0.05)
+        self.assertEqual(len(set(sum(files, []))), len(shared) + sum(len(file) - len(shared) for file in files))
+
+    def test_where_the_header_is_longer_no_page_of_a_packed_checkpoint_is_the_same(self):
+        real_data.checkpoints(self.place, self.scratch, MIB, 3, packed=True)
+        first, longer, third = (set(pages) for pages in self.pages())
+        self.assertFalse(first & longer)
+        self.assertAlmostEqual(len(first & third) / len(first), 0.8, delta=0.05)
+
+    def test_an_edit_changes_a_byte_and_adds_a_file(self):
+        os.makedirs(os.path.join(self.place, "dir"))
+        with open(os.path.join(self.place, "dir", "name"), "wb") as file:
+            file.write(b"x" * 640)
+        commands = real_data.edits(self.scratch, random.Random(1), self.place, ["/dir/name"])
+        changed, added = (os.path.join(self.scratch, name) for name in ("changed-0", "added"))
+        self.assertEqual(commands, ["cd /dir", "rm name", 'write "%s" name' % changed, "cd /", 'write "%s" added' % added])
+        with open(changed, "rb") as file:
+            data = file.read()
+        self.assertEqual((len(data), data.count(b"x"), os.stat(added).st_size), (640, 639, 10))
+
+    @unittest.skipUnless(shutil.which("mkfs.ext4") and shutil.which("debugfs"), "no e2fsprogs")
+    def test_images_differ_where_they_were_edited(self):
+        real_data.disk_images(self.place, self.scratch, 4 * MIB, 3)
+        files = self.pages()
+        for image in files:
+            self.assertEqual(len(image), 1024)
+        for one, other in (0, 1), (1, 2), (0, 2):
+            differ = sum(a != b for a, b in zip(files[one], files[other]))
+            self.assertTrue(8 <= differ <= 200, differ)
+
+
+class Ksm(unittest.TestCase):
+    """Its settings are files in a directory of our own: so nothing is merged."""
+
+    SETTINGS = {"run": "0", "pages_shared": "0", "pages_sharing": "0", "ksm_zero_pages": "0", "full_scans": "0", "use_zero_pages": "0",
+                "advisor_mode": "none [scan-time]", "sleep_millisecs": "20", "pages_to_scan": "100"}
+
+    def setUp(self):
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.root, self.data = os.path.join(place.name, "ksm"), os.path.join(place.name, "data")
+        for path in self.root, self.data:
+            os.mkdir(path)
+        for name, value in self.SETTINGS.items():
+            ksm.write(self.root, name, value)
+        with open(os.path.join(self.data, "file"), "wb") as file:
+            file.write(b"x" * 5000)
+        self.before = ksm.settings(self.root)
+
+    def check_given_back(self):
+        self.assertEqual(ksm.settings(self.root), self.before)
+        self.assertEqual(ksm.read(self.root, "run"), "0")
+
+    def test_it_is_not_taken_from_others(self):
+        self.assertIsNone(ksm.why_not(self.root))
+        self.assertIn("no KSM", ksm.why_not(os.path.join(self.root, "nowhere")))
+        with unittest.mock.patch("os.access", return_value=False):
+            self.assertIn("only root", ksm.why_not(self.root))
+        for name, value in ("run", "1"), ("run", "2"), ("pages_shared", "3"):
+            ksm.write(self.root, name, value)
+            self.assertIn("used by others", ksm.why_not(self.root))
+            with self.assertRaisesRegex(ksm.Refused, "used by others"), ksm.borrowed(self.root):
+                self.fail("borrowed")
+            self.assertEqual((ksm.read(self.root, name), ksm.settings(self.root)), (value, self.before))
+            ksm.write(self.root, name, "0")
+        with open(os.path.join(self.root, "run")) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            with self.assertRaisesRegex(ksm.Refused, "another bench"), ksm.borrowed(self.root):
+                self.fail("borrowed")
+
+    def test_zeros_are_merged_with_the_kernels_only_where_that_is_counted(self):
+        self.assertIn("use_zero_pages", self.before)
+        os.unlink(os.path.join(self.root, "ksm_zero_pages"))
+        self.assertNotIn("use_zero_pages", ksm.settings(self.root))
+
+    def run_it(self):
+        """Started, when KSM runs."""
+        child = subprocess.Popen([sys.executable, "-B", ksm.__file__, self.data, self.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, text=True)
+        end = time.monotonic() + 60
+        while ksm.read(self.root, "run") != "1" and child.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertEqual(ksm.read(self.root, "pages_to_scan"), ksm.CHANGED["pages_to_scan"])
+        return child
+
+    @unittest.skipUnless(os.path.isdir(ksm.SETTINGS), "this kernel has no KSM")
+    def test_it_is_given_back_whatever_happens(self):
+        for end in (lambda child: child.stdin.close(), lambda child: child.terminate(), lambda child: child.send_signal(signal.SIGINT),
+                    lambda child: ksm.write(self.root, "full_scans", "no number")):
+            with self.run_it() as child:
+                end(child)
+                self.assertNotEqual(child.wait(60), 0)
+                self.assertEqual(child.stdout.read(), "")
+            self.check_given_back()
+            ksm.write(self.root, "full_scans", "0")
+
+    @unittest.skipUnless(os.path.isdir(ksm.SETTINGS), "this kernel has no KSM")
+    def test_what_is_shared_and_zeros_are_merged(self):
+        with self.run_it() as child:
+            for name, value in ("pages_sharing", "5"), ("ksm_zero_pages", "2"), ("full_scans", "3"):
+                ksm.write(self.root, name, value)
+            self.assertEqual(child.wait(60), 0)
+            self.assertEqual(child.stdout.read().split()[:2], ["2", "7"])
+        self.check_given_back()
+
+    def test_the_other_process_gives_it_back_if_this_one_is_killed(self):
+        ksm.write(self.root, "run", "1")
+        ksm.write(self.root, "sleep_millisecs", "0")
+        ksm.restore(self.before, self.root)
+        self.check_given_back()
+
+
+class Tiers(unittest.TestCase):
+    def bench(self, *options):
+        bench = tiers.Bench(tiers.arguments(["--build", "/nowhere", "--smoke", *options]))
+        bench.real_data()
+        return bench
+
+    def test_of_real_data_the_goal_is_what_home_has_when_all_was_looked_at(self):
+        bench = self.bench()
+        self.assertEqual((len(bench.rows), len(bench.counts)), (20, 8))
+        self.assertEqual([row.title.split(": ")[1] for row in bench.rows if row.goals], ["pages a frame, read again"] * 4)
+        self.assertEqual(len(self.bench("--only", "packed").counts), 2)
+
+    def test_without_ksm_it_says_why(self):
+        with unittest.mock.patch.object(ksm, "why_not", lambda: "this kernel has no KSM"):
+            with self.assertRaisesRegex(pairs.Lacking, "no KSM"):
+                tiers.Bench.merge_by_ksm("/nowhere")
+
+    def test_what_cannot_be_made_is_not_tried_again(self):
+        bench, tried = self.bench(), []
+
+        def make(*args):
+            tried.append(args)
+            raise pairs.Lacking("mkfs.ext4 is not installed")
+        with tempfile.TemporaryDirectory() as bench.place:
+            for _ in range(2):
+                with self.assertRaisesRegex(Missing, "mkfs"):
+                    bench.directory("images", make)
+        self.assertEqual(len(tried), 1)
 
 
 class Umap(unittest.TestCase):
