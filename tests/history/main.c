@@ -294,8 +294,8 @@ int main(int argc, char **argv)
 	deadline = began + o.seconds * 1000000000ull;
 	v = run(&o);
 	printf("%lu rounds in %llu s: %lu operations (%lu writes and %lu reads of %lu cells; %lu mixed), "
-	       "%lu clients, %lu crashes\n",
+	       "%lu clients, %lu crashes, %lu pages parked in slots of equal ones\n",
 	       stats.rounds, (unsigned long long)((now() - began) / 1000000000), stats.ops, stats.writes,
-	       stats.reads, stats.cells, stats.mixed, stats.deaths, stats.crashes);
+	       stats.reads, stats.cells, stats.mixed, stats.deaths, stats.crashes, stats.shared);
 	return v == ALL_WELL ? 0 : v == VIOLATION ? 1 : v == STUCK ? 3 : 2;
 }
