@@ -25,8 +25,9 @@
 #include "policy/ghosts.h"
 
 #define LOOKS 512u /* slots that are looked at for a victim, and slabs for a free slot */
-/* So many pages for each slot may be parked by sharing: what is recorded of a page takes memory of the host. */
+/* So many pages for each slot may be parked by sharing, and while indexes have so many leaves for each: what is recorded of a page takes memory of the host. */
 #define MOST 8u
+#define MOST_LEAVES 2u
 
 struct victim_device *slot_device(struct victims *v, uint32_t slot)
 {
@@ -258,8 +259,8 @@ void slot_link(struct victims *v, uint32_t slot, frame_t frame)
 }
 
 /*
- * Without that anybody could have any number of pages recorded, of a large hole for instance. Of a page that is alone in its chunk there is
- * far more than of one with neighbours; so those that need new leaves are not more than there are slots, as if each page had one.
+ * Without that anybody could have any number of pages recorded, of a large hole for instance. For a page that is alone in its chunk there is
+ * far more than for one with neighbours, and a leaf stays while its index does.
  */
 static bool may_record(const struct victims *v, const struct parked *p, unsigned page)
 {
@@ -267,7 +268,7 @@ static bool may_record(const struct victims *v, const struct parked *p, unsigned
 
 	for (unsigned k = 0; k < v->n_devices; k++)
 		slots += (uint64_t)v->dev[k].n_slabs * GAIA_CHUNK_PAGES;
-	return v->n_shared < MOST * slots && (index_at(p, page) || v->n_leaves < slots);
+	return v->n_shared < MOST * slots && v->n_leaves + !index_at(p, page) <= MOST_LEAVES * slots;
 }
 
 bool slot_may_join(struct victims *v, uint32_t slot, const struct parked *p, unsigned page)

@@ -5,7 +5,7 @@
  * Threads bring pages home, from the store or from a slot, and change them; what is clean leaves home at any time, and may be parked. The
  * device's copies take their time, and may fail.
  *
- *	PAGES, FRAMES, SLOTS	how many there are
+ *	THREADS, PAGES, FRAMES, SLOTS	how many there are
  *	CHANGES=n		how often pages' bytes change
  *	FAULT=...		one of those below
  *
@@ -39,6 +39,9 @@
 #ifndef SLOTS
 #define SLOTS 2
 #endif
+#ifndef THREADS
+#define THREADS 2
+#endif
 #ifndef CHANGES
 #define CHANGES 2
 #endif
@@ -46,7 +49,7 @@
 #define NONSENSE 3	/* bytes that are no page's */
 
 typedef home_page {
-	bool lock, dirty;
+	bool lock;
 	unsigned frame : 2;	/* 0: it is not home */
 	unsigned shows : 2;	/* what a reader must see */
 	unsigned store : 2;
@@ -85,7 +88,7 @@ inline abandon(n)
 	fi;
 	if
 	:: BUSY(n) -> s[n].gone = true
-	:: else -> s[n].taken = false
+	:: else -> s[n].taken = false; s[n].bytes = NONSENSE
 	fi
 }
 
@@ -125,7 +128,7 @@ inline ended(n)
 	:: else -> s[n].reads = (FAULT == READ_ONCE -> 0 : s[n].reads - 1)
 	fi;
 	if
-	:: s[n].gone && !BUSY(n) -> s[n].gone = false; s[n].taken = false
+	:: s[n].gone && !BUSY(n) -> s[n].gone = false; s[n].taken = false; s[n].bytes = NONSENSE
 	:: else
 	fi
 }
@@ -176,8 +179,7 @@ inline check_links()
 #define MAY_READ(n) (p[n].slot != 0 && !s[p[n].slot].coming)
 #define TO_BRING(n) (!p[n].lock && p[n].frame == 0)
 #define TO_CHANGE(n) (!p[n].lock && p[n].frame != 0 && changes < CHANGES)
-#define TO_STORE(n) (!p[n].lock && p[n].dirty)
-#define TO_LEAVE(n) (!p[n].lock && p[n].frame != 0 && !p[n].dirty)
+#define TO_LEAVE(n) (!p[n].lock && p[n].frame != 0)
 #define MAY_TAKE(n) (!s[n].taken || !BUSY(n))
 
 #define FIND(is) \
@@ -270,13 +272,13 @@ proctype thread()
 			fi
 		fi
 	   };
-	   /* pages_become() */
+	   /* pages_become(); and it is stored: what is dirty does not leave */
 	   atomic {
 		if
 		:: !failed ->
 			p[i].shows = 3 - p[i].shows;
 			f[p[i].frame].bytes = p[i].shows;
-			p[i].dirty = true;
+			p[i].store = p[i].shows;
 			drop(i)
 		:: else -> failed = false
 		fi;
@@ -284,15 +286,6 @@ proctype thread()
 		i = 0;
 		check_links()
 	   }
-	od
-}
-
-proctype flusher()
-{
-	byte i;
-
-	do
-	:: atomic { FIND(TO_STORE); p[i].store = f[p[i].frame].bytes; p[i].dirty = false; i = 0 }
 	od
 }
 
@@ -340,14 +333,13 @@ inline offer()
 	slot = 0
 }
 
-/* With chunk.lock held; the frame is given back without. */
+/* With chunk.lock held. */
 proctype evictor()
 {
 	byte i, k, slot, old, was;
 
 	do
-	:: atomic { FIND(TO_LEAVE); old = p[i].frame; offer(); p[i].frame = 0; i = 0; check_links() };
-	   atomic { give(old); old = 0 }
+	:: atomic { FIND(TO_LEAVE); old = p[i].frame; offer(); p[i].frame = 0; check_links(); give(old); old = 0; i = 0 }
 	od
 }
 
@@ -386,10 +378,17 @@ init {
 		:: k <= FRAMES -> f[k].bytes = NONSENSE; k++
 		:: else -> break
 		od;
+		k = 1;
+		do
+		:: k <= SLOTS -> s[k].bytes = NONSENSE; k++
+		:: else -> break
+		od;
 		k = 0;
 		run thread();
-		run thread();
-		run flusher();
+		if
+		:: THREADS > 1 -> run thread()
+		:: else
+		fi;
 		run evictor();
 		run device()
 	}

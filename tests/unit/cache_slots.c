@@ -29,6 +29,10 @@
 /* A slot has so many pages at most. */
 #define SLOTS_FOR(pages, kinds) ((kinds) * (((pages) / (kinds) + SHARERS_MOST - 1) / SHARERS_MOST))
 
+/* Equal pages, where nothing is read ahead. */
+#define FIRST 300u
+#define OTHER 93u
+
 static char bytes[AT(PAGES)], seen[AT(PAGES)];
 
 static void mark(unsigned page, unsigned kind)
@@ -156,11 +160,14 @@ static void park_all(void)
 		sched_yield();
 		look();
 	}
-	/* Now there is room for all at once. */
+	/* Now there is room for all at once; except in batches, if no two are equal. */
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
-	read_all();
-	forget_home();
-	settle();
+	do {
+		read_all();
+		forget_home();
+		settle();
+		look();
+	} while (now.pages < PAGES);
 }
 
 static void begin_kinds(struct rig_options options, unsigned kinds)
@@ -359,7 +366,7 @@ Test(slots, are_not_those_of_what_a_frame_had_before)
 	end();
 }
 
-/* Pages 0 and 3 have had one frame, the first is parked, the other is home. Returns the slot. */
+/* They have had one frame, the first is parked, the other is home. Returns the slot. */
 static uint32_t park_first_of_two(void)
 {
 	uint32_t slot;
@@ -369,12 +376,12 @@ static uint32_t park_first_of_two(void)
 	while (victim_bytes(&rig->cache->dev[0]) < 3 * GAIA_CHUNK)
 		sched_yield();
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
-	read_page(0);
-	read_page(3);
+	read_page(FIRST);
+	read_page(OTHER);
 	cr_assert_eq(rig_frames(rig), 1u);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, AT(1)), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(FIRST), AT(1)), 0);
 	settle();
-	slot = slot_of_page(kf, 0);
+	slot = slot_of_page(kf, FIRST);
 	cr_assert_neq(slot, 0u);
 	return slot;
 }
@@ -383,18 +390,18 @@ Test(slots, are_not_those_of_a_page_that_had_the_slot_before)
 {
 	uint32_t slot = park_first_of_two();
 
-	write_page(0, 1000);
+	write_page(FIRST, 1000);
 	cr_assert_eq(cpu_fsync(kf), 0);
 	cr_assert_eq(state_of(slot), 0);
 	/* It is parked there again, with other bytes, and in a frame that nobody looks for. */
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, AT(1)), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(FIRST), AT(1)), 0);
 	settle();
-	cr_assert_eq(slot_of_page(kf, 0), slot);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(3), AT(1)), 0);
+	cr_assert_eq(slot_of_page(kf, FIRST), slot);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(OTHER), AT(1)), 0);
 	settle();
-	cr_assert_neq(slot_of_page(kf, 3), slot);
-	read_page(3);
-	read_page(0);
+	cr_assert_neq(slot_of_page(kf, OTHER), slot);
+	read_page(OTHER);
+	read_page(FIRST);
 	end();
 }
 
@@ -402,14 +409,14 @@ Test(slots, are_not_those_of_a_page_that_has_changed_in_its_frame)
 {
 	uint32_t slot = park_first_of_two();
 
-	write_page(3, 1000);
+	write_page(OTHER, 1000);
 	cr_assert_eq(rig_frames(rig), 1u);
 	cr_assert_eq(cpu_fsync(kf), 0);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(3), AT(1)), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(OTHER), AT(1)), 0);
 	settle();
-	cr_assert_neq(slot_of_page(kf, 3), slot);
-	read_page(3);
-	read_page(0);
+	cr_assert_neq(slot_of_page(kf, OTHER), slot);
+	read_page(OTHER);
+	read_page(FIRST);
 	end();
 }
 
@@ -417,29 +424,29 @@ Test(slots, are_not_those_of_a_page_that_has_changed_in_its_frame)
 Test(slots, are_not_linked_with_what_the_store_has_by_now)
 {
 	struct store_file *sf;
-	struct iovec iov = { bytes + AT(1), GAIA_PAGE };
+	struct iovec iov = { bytes + AT(OTHER + 1), GAIA_PAGE };
 	uint32_t slot;
 
 	begin_kinds((struct rig_options){ .latency_ns = 200000000 }, KINDS);
 	park_all();
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
-	read_page(0);
-	read_page(1);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, AT(1)), 0);
-	slot = slot_of_page(kf, 0);
+	read_page(FIRST);
+	read_page(OTHER + 1);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(FIRST), AT(1)), 0);
+	slot = slot_of_page(kf, FIRST);
 	cr_assert_eq(rig->mem->ops->open(rig->mem, kf->ref, true, &sf), 0);
-	sf->ops->write(sf, &iov, 1, 0);
+	sf->ops->write(sf, &iov, 1, AT(FIRST));
 	sf->ops->close(sf);
 	/* It is under way to the device, and so comes from the store. */
-	cr_assert_eq(cpu_read_direct(kf, seen, GAIA_PAGE, 0), (ssize_t)GAIA_PAGE);
-	cr_assert_arr_eq(seen, bytes + AT(1), GAIA_PAGE);
+	cr_assert_eq(cpu_read_direct(kf, seen, GAIA_PAGE, AT(FIRST)), (ssize_t)GAIA_PAGE);
+	cr_assert_arr_eq(seen, bytes + AT(OTHER + 1), GAIA_PAGE);
 	cr_assert_eq(rig_frames(rig), 1u);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, AT(1)), 0);
-	cr_assert_eq(slot_of_page(kf, 0), slot);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(1), AT(1)), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(FIRST), AT(1)), 0);
+	cr_assert_eq(slot_of_page(kf, FIRST), slot);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(OTHER + 1), AT(1)), 0);
 	settle();
-	cr_assert_neq(slot_of_page(kf, 1), slot);
-	read_page(1);
+	cr_assert_neq(slot_of_page(kf, OTHER + 1), slot);
+	read_page(OTHER + 1);
 	end();
 }
 
@@ -531,7 +538,7 @@ Test(slots, are_shared_by_so_many_pages_at_most)
 	begin(&(struct rig_options){ .devices = 1, .device_cache = GAIA_CHUNK, .dedup = CACHE_DEDUP_HOME }, AT(all));
 	want_all();
 	look();
-	for (unsigned tries = 0; now.pages < most / 2; tries++) {
+	for (unsigned tries = 0; now.shared < most / 2; tries++) {
 		cr_assert_lt(tries, 10000u);
 		for (unsigned i = 0; i < 10; i++)
 			cr_assert_eq(cpu_read_direct(kf, piece, sizeof(piece), i * GAIA_CHUNK), (ssize_t)sizeof(piece));
@@ -540,27 +547,26 @@ Test(slots, are_shared_by_so_many_pages_at_most)
 		look();
 		cr_assert_leq(now.shared, most);
 	}
-	cr_assert_gt(now.shared, most / 2);
 	end();
 }
 
 /* A page in each leaf of the index costs far more than its place in the list. */
 Test(slots, are_not_shared_by_pages_that_are_far_from_each_other_without_end)
 {
-	const unsigned all = 2 * GAIA_CHUNK_PAGES;
+	const unsigned all = 3 * GAIA_CHUNK_PAGES;
 	char page[GAIA_PAGE];
 
 	begin(&(struct rig_options){ .devices = 1, .device_cache = GAIA_CHUNK, .dedup = CACHE_DEDUP_HOME }, AT(all * LEAF_PAGES));
 	want_all();
 	look();
-	for (unsigned tries = 0; now.pages < GAIA_CHUNK_PAGES; tries++) {
+	for (unsigned tries = 0; tries < 3 || now.pages < GAIA_CHUNK_PAGES; tries++) {
 		cr_assert_lt(tries, 10000u);
 		for (unsigned i = 0; i < all; i++)
-			cr_assert_eq(cpu_read_direct(kf, page, sizeof(page), AT(i * LEAF_PAGES)), (ssize_t)sizeof(page));
+			cr_assert_eq(cpu_read_direct(kf, page, sizeof(page), AT(i * LEAF_PAGES + 7)), (ssize_t)sizeof(page));
 		forget_home();
 		settle();
 		look();
-		cr_assert_leq(now.shared, GAIA_CHUNK_PAGES);
+		cr_assert_leq(now.shared, 2 * GAIA_CHUNK_PAGES);
 	}
 	end();
 }
@@ -593,9 +599,9 @@ Test(slots, that_cannot_be_read_are_forgotten_by_all_their_pages)
 	uint32_t slot;
 
 	begin_parked(KINDS);
-	slot = slot_of_page(kf, 0);
+	slot = slot_of_page(kf, FIRST);
 	fault_arm("device.copy_out", -EIO, 0, 1);
-	read_page(0);
+	read_page(FIRST);
 	cr_assert_eq(state_of(slot), 0);
 	look();
 	cr_assert_eq(now.pages, PAGES - SHARERS_MOST);
@@ -698,14 +704,24 @@ Test(slots, that_are_under_way_may_be_joined_and_left)
 	end();
 }
 
+/* A page of the slot beside that one, but not near it. */
+static unsigned next_in(uint32_t slot, unsigned page)
+{
+	for (unsigned k = page + 10 * KINDS; k < PAGES; k += KINDS)
+		if (slot_of_page(kf, k) == slot)
+			return k;
+	cr_assert_fail("no other page is in the slot");
+	return 0;
+}
+
 static int read_first(void *arg)
 {
 	static char page[GAIA_PAGE];
 
 	(void)arg;
-	if (cpu_read_direct(kf, page, GAIA_PAGE, 0) != GAIA_PAGE)
+	if (cpu_read_direct(kf, page, GAIA_PAGE, AT(FIRST)) != GAIA_PAGE)
 		return -EIO;
-	return memcmp(page, bytes, GAIA_PAGE) ? -EBADMSG : 0;
+	return memcmp(page, bytes + AT(FIRST), GAIA_PAGE) ? -EBADMSG : 0;
 }
 
 /* It stays while one of its pages is read, though another one has been, and though all others have left it. */
@@ -713,21 +729,23 @@ Test(slots, are_read_by_several_at_once, .timeout = 60)
 {
 	struct held reads = { .point = "device.copy_out", .call = read_first };
 	uint32_t slot;
+	unsigned other;
 
 	begin_parked(KINDS);
-	slot = slot_of_page(kf, 0);
+	slot = slot_of_page(kf, FIRST);
+	other = next_in(slot, FIRST);
 	held_begin(&reads);
 	cr_assert_eq(state_of(slot) & OWNER_READS, OWNER_READ);
 	count_from_here();
-	read_page(KINDS);
+	read_page(other);
 	cr_assert_eq(rise(hits, victim_hits), 1);
 	cr_assert_eq(rise(store, storage_reads), 0);
 	cr_assert_eq(state_of(slot) & OWNER_READS, OWNER_READ);
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
 	cr_assert_eq(state_of(slot), OWNER_GONE | OWNER_READ);
 	/* Nobody joins those who have left it. */
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(KINDS), AT(1)), 0);
-	cr_assert_neq(slot_of_page(kf, KINDS), slot);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(other), AT(1)), 0);
+	cr_assert_neq(slot_of_page(kf, other), slot);
 	cr_assert_eq(held_end(&reads), 0);
 	cr_assert_eq(state_of(slot), 0);
 	settle();
@@ -830,4 +848,6 @@ Test(slots, that_are_joined_by_others_would_show_their_bytes)
 		wrong += memcmp(seen, bytes + AT(i), GAIA_PAGE) != 0;
 	}
 	cr_assert_gt(wrong, 0u);
+	/* Else LeakSanitizer takes what slots know of their pages for lost: they know where it is in 44 bits. */
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
 }
