@@ -61,7 +61,8 @@ class FileMount:
         bench.stack.callback(self.system.stop)
         self.system.start()
         if copies:
-            self.make_copies(copies)
+            # The modelled file system has not looked there yet.
+            self.make_copies(copies, os.path.join(bench.place, name + ".real") if modelled else self.system.below)
         else:
             self.system.make_file(FILE, (pages * PAGE + MIB - 1) // MIB * MIB)
         self.seed = 0
@@ -76,10 +77,10 @@ class FileMount:
         except RuntimeError as error:
             raise Missing(str(error)) from error
 
-    def make_copies(self, copies):
+    def make_copies(self, copies, below):
         """The paper's generator: each block so many times, all over the file."""
         differ = self.pages // copies
-        with open(os.path.join(self.system.below, FILE), "wb") as file:
+        with open(os.path.join(below, FILE), "wb") as file:
             for page in range(self.pages):
                 file.write((page % differ + 1).to_bytes(8, "little") * (PAGE // 8))
             os.fsync(file.fileno())

@@ -24,8 +24,7 @@
 #define LINK_OWN 4	/* a frame that has left the index, as its page is changed, is linked still */
 #define DROP_ALL 5	/* a slot is free when one of its pages is changed */
 #define READ_ONCE 6	/* a slot that two pages are read from may be taken when the first has been */
-#define MOVE_HALF 7	/* a page that moves to another slot is not taken out of the first, which it frees, with others in it */
-#define LINK_LATE 8	/* a slot from which a page has come is linked with the page's frame, though it is not the page's any more */
+#define LINK_LATE 7	/* a slot from which a page has come is linked with the page's frame, though it is not the page's any more */
 
 #ifndef FAULT
 #define FAULT NO_FAULT
@@ -299,7 +298,7 @@ inline offer()
 		was = p[i].slot;
 		p[i].slot = slot;
 		if
-		:: (!HAS(was) || FAULT == MOVE_HALF) && !s[was].gone -> abandon(was)
+		:: !HAS(was) && !s[was].gone -> abandon(was)
 		:: else
 		fi;
 		was = 0
