@@ -44,6 +44,7 @@
 	X(dedup_found, "of those, pages that home had already, and that have one frame with these") \
 	X(dedup_zeros, "pages of zeros that came home and took no memory, as others had been there (--dedup)") \
 	X(dedup_unshared, "pages that were written and so got frames of their own again") \
+	X(dedup_parked, "pages that came to be parked in the place of an equal one, with which they had one frame: nothing was copied") \
 	X(read_probes, "reads from a source that seemed dearer, to learn what it costs by now (calls)") \
 	X(device_operations, "operations that devices were given (calls)")                      \
 	X(device_bytes_in, "bytes moved from host memory to devices, bases of merges too (bytes)") \

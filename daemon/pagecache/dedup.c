@@ -28,6 +28,7 @@
 #include "pagecache/readcost.h"
 #include "pagecache/root.h"
 #include "pagecache/shares.h"
+#include "pagecache/victim.h"
 #include "pagecache/writeback.h"
 
 #define SAMPLE 16u
@@ -372,10 +373,11 @@ int pages_own(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 	return 0;
 }
 
-json_t *dedup_json(const struct cache *c)
+json_t *dedup_json(struct cache *c)
 {
 	const struct dedup *d = c->dedup;
 
-	return json_pack("{s:s, s:I, s:i}", "mode", !d ? "off" : d->all_users ? "all-users" : "home", "saved_bytes",
-			 (json_int_t)(shares_saved(&c->frames) * GAIA_PAGE), "hash_ns", d ? (int)atomic_load(&((struct dedup *)d)->hash_ns) : 0);
+	return json_pack("{s:s, s:I, s:I, s:i}", "mode", !d ? "off" : d->all_users ? "all-users" : "home", "saved_bytes",
+			 (json_int_t)(shares_saved(&c->frames) * GAIA_PAGE), "parked_saved_bytes",
+			 (json_int_t)(victims_saved(c) * GAIA_PAGE), "hash_ns", d ? (int)atomic_load(&((struct dedup *)d)->hash_ns) : 0);
 }

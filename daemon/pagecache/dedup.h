@@ -50,6 +50,6 @@ int pages_own(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 void page_own(struct chunk *ch, unsigned i, frame_t *spare);
 
 /* For the status. */
-json_t *dedup_json(const struct cache *c);
+json_t *dedup_json(struct cache *c);
 
 #endif

@@ -406,6 +406,7 @@ static void check_chunk(struct chunk *ch, uint32_t *owners, uint64_t *frames, ui
 	pthread_mutex_lock(&ch->lock);
 	ready_check(ch);
 	chunk_unready(ch);
+	victim_check_chunk(ch);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		struct page *p = page_at(ch, i);
 

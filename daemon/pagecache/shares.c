@@ -20,6 +20,7 @@ struct share {
 	frame_t next; /* in the bucket */
 	uint32_t tag, domain;
 	_Atomic uint32_t owners; /* read without the lock for shares_by_others() */
+	uint32_t slot;		 /* victims.lock, once a page has it: see slots.c */
 };
 
 struct slab_shares {
@@ -146,7 +147,9 @@ frame_t shares_join(struct frames *fr, frame_t frame, uint32_t tag, uint32_t dom
 			atomic_fetch_add(&share_at(fr, found)->owners, 1);
 		atomic_fetch_add(&sh->saved[zeros], 1);
 	} else {
-		ss->of[at] = (struct share){ .next = *bucket, .tag = tag, .domain = domain, .owners = 1 };
+		uint32_t slot = fault_point("break.stale_link") ? ss->of[at].slot : 0;
+
+		ss->of[at] = (struct share){ .next = *bucket, .tag = tag, .domain = domain, .owners = 1, .slot = slot };
 		*bucket = frame;
 		atomic_fetch_or(&ss->indexed[at / 64], 1ull << (at % 64));
 	}
@@ -200,6 +203,21 @@ bool shares_by_others(const struct frames *fr, frame_t frame)
 bool shares_zeros(const struct frames *fr, frame_t frame)
 {
 	return shares_indexed(fr, frame) && share_at(fr, frame)->tag == SHARES_ZEROS;
+}
+
+uint32_t shares_domain(const struct frames *fr, frame_t frame)
+{
+	return share_at(fr, frame)->domain;
+}
+
+uint32_t shares_slot(const struct frames *fr, frame_t frame)
+{
+	return share_at(fr, frame)->slot;
+}
+
+void shares_set_slot(struct frames *fr, frame_t frame, uint32_t slot)
+{
+	share_at(fr, frame)->slot = slot;
 }
 
 uint64_t shares_saved(const struct frames *fr)

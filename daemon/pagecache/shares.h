@@ -22,7 +22,7 @@
 /* The tag and the domain of frames that hold nothing but zeros. */
 #define SHARES_ZEROS 0u
 
-/* A hash table in which chains go through the frames: 16 bytes for each frame of a slab that has had one of these. -ENOMEM. */
+/* A hash table in which chains go through the frames: 20 bytes for each frame of a slab that has had one of these. -ENOMEM. */
 int shares_create(struct frames *fr);
 void shares_destroy(struct frames *fr);
 
@@ -42,6 +42,11 @@ bool shares_put(struct frames *fr, frame_t frame);
 bool shares_by_others(const struct frames *fr, frame_t frame);
 /* It is indexed as one of zeros. As shares_indexed(). */
 bool shares_zeros(const struct frames *fr, frame_t frame);
+/* Its domain. As shares_indexed(). */
+uint32_t shares_domain(const struct frames *fr, frame_t frame);
+/* The slot of a device (victim.h) that it is linked with as far as it knows; 0: none, as when it enters the index. As above, with victims.lock held. */
+uint32_t shares_slot(const struct frames *fr, frame_t frame);
+void shares_set_slot(struct frames *fr, frame_t frame, uint32_t slot);
 /* Frames that would be needed beside those that there are, if nothing were shared. */
 uint64_t shares_saved(const struct frames *fr);
 

@@ -1,4 +1,4 @@
-/* slabs.c - victim slabs: device memory that is cut into slots for parked pages, see victim.h. */
+/* slabs.c - victim slabs: device memory for parked pages, see victim.h. What becomes of its slots: slots.c. */
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
@@ -11,164 +11,17 @@
 #include "pagecache/replica.h"
 #include "pagecache/root.h"
 #include "pagecache/victim_inner.h"
-#include "policy/ghosts.h"
 
-#define LOOKS 512u		/* slots that are looked at for a victim, and slabs for a free slot */
 #define REST_NS 2000000000ull	/* after a slab was given up */
 #define TICK_NS 100000000ull
 #define SPARE_SHARE 16u		/* of a device: what cache=auto leaves free, so that replicas seldom wait for slabs */
-#define SLABS_AHEAD 4u		/* so many have free slots before a page finds none */
-
-struct victim_device *slot_device(struct victims *v, uint32_t slot)
-{
-	uint32_t slab = (slot - 1) / GAIA_CHUNK_PAGES;
-	unsigned k = 0;
-
-	while (slab >= v->dev[k].first + v->dev[k].room)
-		k++;
-	return &v->dev[k];
-}
-
-static struct victim_slab *slab_of(struct victims *v, uint32_t slot)
-{
-	return v->slab[(slot - 1) / GAIA_CHUNK_PAGES];
-}
-
-/* ---- slots ---- */
-
-static void slot_free(struct victims *v, uint32_t slot)
-{
-	struct victim_slab *s = slab_of(v, slot);
-
-	*slot_owner(v, slot) = 0;
-	s->n_taken--;
-	slot_device(v, slot)->n_free += !s->leaves;
-}
-
-void slot_give(struct victims *v, uint32_t slot, struct parked *p, unsigned page)
-{
-	uint64_t at = (uintptr_t)p;
-	struct victim_slab *s = slab_of(v, slot);
-
-	/* Pointers have 48 bits, and what malloc(3) returns is a multiple of 16. */
-	bug_on(at >> 48 || at % 16);
-	*slot_owner(v, slot) = at / 16 * (OWNER_PAGE + 1) | page | OWNER_COMING;
-	s->n_taken++;
-	s->n_busy++;
-	slot_device(v, slot)->n_free--;
-	*index_at(p, page) = slot;
-	p->n++;
-	v->n_parked++;
-}
-
-void slot_drop(struct victims *v, uint32_t slot)
-{
-	uint64_t *owner = slot_owner(v, slot);
-	struct parked *p = owner_index(*owner);
-
-	bug_on(*owner & OWNER_GONE);
-	*index_at(p, *owner & OWNER_PAGE) = 0;
-	v->n_parked--;
-	if (--p->n == 0 && !p->is_empty) {
-		p->is_empty = true;
-		p->next_empty = v->empty;
-		v->empty = p;
-	}
-	if (*owner & (OWNER_COMING | OWNER_READ))
-		*owner |= OWNER_GONE;
-	else
-		slot_free(v, slot);
-}
-
-void slot_ended(struct victims *v, uint32_t slot)
-{
-	uint64_t *owner = slot_owner(v, slot);
-	struct victim_slab *s = slab_of(v, slot);
-
-	bug_on(!(*owner & (OWNER_COMING | OWNER_READ)));
-	s->n_busy--;
-	if (*owner & OWNER_GONE)
-		slot_free(v, slot);
-	else
-		*owner &= ~(OWNER_COMING | OWNER_READ);
-	pthread_cond_broadcast(&v->changed);
-}
-
-static bool may_use(const struct victim_slab *s)
-{
-	return s && !s->leaves;
-}
-
-static uint32_t find_free(struct victims *v, struct victim_device *vd)
-{
-	for (unsigned looks = 0; vd->n_free > 0 && looks < MIN(LOOKS, vd->room); looks++) {
-		struct victim_slab *s = v->slab[vd->first + vd->free_at];
-
-		for (unsigned i = 0; may_use(s) && s->n_taken < GAIA_CHUNK_PAGES && i < GAIA_CHUNK_PAGES; i++)
-			if (!s->owner[i])
-				return (vd->first + vd->free_at) * GAIA_CHUNK_PAGES + i + 1;
-		vd->free_at = (vd->free_at + 1) % vd->room;
-	}
-	return 0;
-}
-
-/* The slot at the hand, which moves on: 0: there is none that can be taken. It may be free. */
-static uint32_t at_hand(struct victims *v, const struct victim_device *vd, uint64_t *hand)
-{
-	uint64_t at = *hand;
-	struct victim_slab *s = v->slab[vd->first + at / GAIA_CHUNK_PAGES];
-	uint64_t all = (uint64_t)vd->room * GAIA_CHUNK_PAGES;
-
-	if (!may_use(s)) {
-		*hand = (at / GAIA_CHUNK_PAGES + 1) * GAIA_CHUNK_PAGES % all;
-		return 0;
-	}
-	*hand = (at + 1) % all;
-	return s->owner[at % GAIA_CHUNK_PAGES] & (OWNER_COMING | OWNER_READ) ? 0 : (uint32_t)(vd->first * GAIA_CHUNK_PAGES + at + 1);
-}
-
-/*
- * Of pages that are home as well the slots are spare, and go first; then the one that has been here for longest. What goes may come again
- * soon: it is a ghost, as what left home.
- */
-static uint32_t find_victim(struct victims *v, struct victim_device *vd)
-{
-	uint32_t slot = 0;
-
-	for (unsigned looks = 0; vd->n_slabs > 0 && looks < LOOKS && !slot; looks++) {
-		slot = at_hand(v, vd, &vd->back_hand);
-		if (slot && *slot_owner(v, slot) && !(*slot_owner(v, slot) & OWNER_BACK))
-			slot = 0;
-	}
-	for (unsigned looks = 0; vd->n_slabs > 0 && looks < LOOKS && !slot; looks++)
-		slot = at_hand(v, vd, &vd->hand);
-	if (slot && *slot_owner(v, slot)) {
-		uint64_t owner = *slot_owner(v, slot);
-
-		ghosts_add(v->ghosts, parked_key(owner_index(owner)->ch, owner & OWNER_PAGE));
-		slot_drop(v, slot);
-		count(CTR_victim_dropped, 1);
-	}
-	return slot;
-}
-
-uint32_t slot_take(struct victims *v, struct victim_device *vd)
-{
-	uint32_t slot = find_free(v, vd);
-
-	if (vd->n_free < SLABS_AHEAD * GAIA_CHUNK_PAGES && !vd->wants && vd->n_slabs < vd->room) {
-		vd->wants = true;
-		pthread_cond_signal(&v->work);
-	}
-	return slot ? slot : find_victim(v, vd);
-}
 
 /* ---- memory ---- */
 
 /* The next ones are called with victims.lock held. */
 static void slab_add(struct victims *v, struct victim_device *vd, struct devmem *mem)
 {
-	struct victim_slab *s = xcalloc(1, sizeof(*s));
+	struct victim_slab *s = xcalloc(1, sizeof(*s) + (v->cache->dedup ? GAIA_CHUNK_PAGES * sizeof(s->from[0]) : 0));
 	uint32_t k = vd->added_at;
 
 	s->mem = mem;
@@ -193,10 +46,7 @@ static struct devmem *slab_end(struct victims *v, struct victim_device *vd, uint
 	s->leaves = true;
 	vd->n_free -= GAIA_CHUNK_PAGES - s->n_taken;
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
-		if (s->owner[i] && !(s->owner[i] & OWNER_GONE)) {
-			slot_drop(v, number * GAIA_CHUNK_PAGES + i + 1);
-			count(CTR_victim_dropped, 1);
-		}
+		slot_drop_all(v, number * GAIA_CHUNK_PAGES + i + 1, false);
 	/* What waits in a batch that is not full. From here on no slot of this slab comes into one. */
 	pthread_mutex_unlock(&v->lock);
 	victims_send(v->cache, true);
@@ -217,7 +67,7 @@ static bool find_leaver(const struct victims *v, struct victim_device *vd, uint3
 	for (uint32_t k = 0; k < vd->room && vd->n_slabs > 0; k++) {
 		const struct victim_slab *s = v->slab[vd->first + vd->leave_at];
 
-		if (may_use(s) && (!found || s->n_busy == 0)) {
+		if (slab_stays(s) && (!found || s->n_busy == 0)) {
 			*number = vd->first + vd->leave_at;
 			found = true;
 			if (s->n_busy == 0)

@@ -258,6 +258,25 @@ static void copy_cut(const struct fill *fl)
 	}
 }
 
+/* Pages of slots are home. */
+static void fill_from_slots_done(struct fills *fills, struct fill *fl)
+{
+	struct chunk *ch = fl->ch;
+	uint16_t page[FILL_PAGES];
+	uint32_t slot[FILL_PAGES];
+	unsigned n = fl->n;
+
+	memcpy(page, fl->page, n * sizeof(page[0]));
+	memcpy(slot, fl->slot, n * sizeof(slot[0]));
+	fill_done(fills, fl, 0);
+	if (!ch->file->cache->dedup)
+		return;
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < n; k++)
+		victim_came(ch, page[k], slot[k]);
+	pthread_mutex_unlock(&ch->lock);
+}
+
 int source_copies_end(struct fills *fills)
 {
 	struct fill *fl;
@@ -281,7 +300,10 @@ int source_copies_end(struct fills *fills)
 		count(CTR_device_reads, fl->n);
 		count(CTR_victim_hits, fl->rep ? 0 : fl->n);
 		copy_cut(fl);
-		fill_done(fills, fl, 0);
+		if (fl->rep)
+			fill_done(fills, fl, 0);
+		else
+			fill_from_slots_done(fills, fl);
 	}
 	err = fill_reads_end(fills, false);
 	return first ? first : err;

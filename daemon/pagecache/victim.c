@@ -16,6 +16,7 @@
 #include "pagecache/replica.h"
 #include "pagecache/root.h"
 #include "pagecache/run.h"
+#include "pagecache/shares.h"
 #include "pagecache/victim_inner.h"
 #include "policy/ghosts.h"
 
@@ -69,24 +70,76 @@ static struct batch *batch_with_room(struct victims *v)
 	return NULL;
 }
 
-static bool park(struct victims *v, struct chunk *ch, unsigned i)
+/* The next ones are called with chunk->lock and victims.lock held. */
+static void leaf_make(struct victims *v, struct parked *p, unsigned i)
 {
-	struct batch *b = batch_with_room(v);
-	uint32_t slot = b ? slot_take(v, b->to) : 0;
-	struct parked *p = ch->parked;
 	uint32_t **leaf = &p->leaf[i / LEAF_PAGES];
 
+	if (*leaf)
+		return;
+	*leaf = xcalloc(LEAF_PAGES, sizeof(**leaf));
+	v->n_leaves++;
+}
+
+/* The page's frame, if other pages have it or may get it; else 0. It stays so: nobody has the page locked who could change that. */
+static frame_t shared_frame(const struct chunk *ch, unsigned i)
+{
+	const struct cache *c = ch->file->cache;
+	frame_t frame = page_at(ch, i)->frame;
+
+	return c->dedup && shares_indexed(&c->frames, frame) ? frame : 0;
+}
+
+/* In the slot of a page that has left home with the same frame: nothing is copied. */
+static bool park_beside(struct victims *v, struct chunk *ch, unsigned i, frame_t frame)
+{
+	uint32_t slot = slot_of_frame(v, frame);
+
+	if (!slot || !slot_may_join(v, slot, ch->parked, i))
+		return false;
+	leaf_make(v, ch->parked, i);
+	slot_join(v, slot, ch->parked, i);
+	return true;
+}
+
+static bool park(struct victims *v, struct chunk *ch, unsigned i)
+{
+	frame_t frame = shared_frame(ch, i);
+	struct batch *b;
+	uint32_t slot;
+
+	if (frame && park_beside(v, ch, i, frame))
+		return true;
+	b = batch_with_room(v);
+	slot = b ? slot_take(v, b->to) : 0;
 	if (!slot) {
 		ghosts_add(v->ghosts, parked_key(ch, i));
 		return false;
 	}
-	if (!*leaf)
-		*leaf = xcalloc(LEAF_PAGES, sizeof(**leaf));
-	slot_give(v, slot, p, i);
+	leaf_make(v, ch->parked, i);
+	slot_give(v, slot, ch->parked, i);
+	if (frame)
+		slot_link(v, slot, frame);
 	b->state = BATCH_FILLS;
 	b->slot[b->n] = slot;
 	memcpy(b->bytes + (size_t)b->n++ * GAIA_PAGE, page_ptr(ch, i), GAIA_PAGE);
 	return true;
+}
+
+/*
+ * The page is parked already, in @slot, and leaves home again. Pages that have the same frame get into one slot by and by: the one that has more
+ * of them. (@slot itself is not linked here: that the page comes from there is not known.)
+ */
+static void park_again(struct victims *v, struct chunk *ch, unsigned i, uint32_t slot)
+{
+	frame_t frame = shared_frame(ch, i);
+	uint32_t other = frame ? slot_of_frame(v, frame) : 0;
+
+	slot_note_back(v, slot, ch->parked, i, false);
+	if (!other || other == slot || *slot_owner(v, other) & OWNER_COMING || slot_pages(v, other) < slot_pages(v, slot))
+		return;
+	if (slot_may_join(v, other, ch->parked, i))
+		slot_move(v, other, ch->parked, i);
 }
 
 void victim_offer(struct chunk *ch, unsigned i)
@@ -101,7 +154,7 @@ void victim_offer(struct chunk *ch, unsigned i)
 	at = index_at(ch->parked, i);
 	parked = at && *at;
 	if (parked)
-		*slot_owner(v, *at) &= ~OWNER_BACK;
+		park_again(v, ch, i, *at);
 	wanted = !parked && is_wanted(v, ch, i);
 	pthread_mutex_unlock(&v->lock);
 	if (parked)
@@ -129,10 +182,8 @@ static void batch_ended(struct batch *b, int err)
 
 	pthread_mutex_lock(&v->lock);
 	for (unsigned k = 0; k < b->n; k++) {
-		if (err && !(*slot_owner(v, b->slot[k]) & OWNER_GONE)) {
-			slot_drop(v, b->slot[k]);
-			count(CTR_victim_dropped, 1);
-		}
+		if (err)
+			slot_drop_all(v, b->slot[k], false);
 		slot_ended(v, b->slot[k]);
 	}
 	b->n = 0;
@@ -159,11 +210,8 @@ static void batch_send(struct batch *b)
 	b->op = (struct dev_op){ .kind = DEV_COPY_IN, .runs = b->run, .done = on_copied, .arg = b };
 	pthread_mutex_lock(&v->lock);
 	/* Slots that nobody has any more are copied, too: they are free only afterwards. */
-	for (unsigned k = 0; k < b->n; k++) {
-		struct victim_slab *s = v->slab[(b->slot[k] - 1) / GAIA_CHUNK_PAGES];
-
-		dev_run_add(&b->op, b->run, s->mem, (b->slot[k] - 1) % GAIA_CHUNK_PAGES, b->bytes + (size_t)k * GAIA_PAGE, NULL);
-	}
+	for (unsigned k = 0; k < b->n; k++)
+		dev_run_add(&b->op, b->run, slot_slab(v, b->slot[k])->mem, (b->slot[k] - 1) % GAIA_CHUNK_PAGES, b->bytes + (size_t)k * GAIA_PAGE, NULL);
 	pthread_mutex_unlock(&v->lock);
 	count(CTR_victim_batches, 1);
 	b->began_ns = now_ns();
@@ -202,10 +250,8 @@ static void drop(struct victims *v, const struct chunk *ch, unsigned i)
 {
 	const uint32_t *at = index_at(ch->parked, i);
 
-	if (!at || !*at)
-		return;
-	slot_drop(v, *at);
-	count(CTR_victim_dropped, 1);
+	if (at && *at)
+		slot_drop(v, *at, ch->parked, i);
 }
 
 void victim_drop_slot(struct chunk *ch, unsigned i)
@@ -255,6 +301,8 @@ static bool index_end(struct victims *v, struct parked *p)
 	ends = p->n == 0;
 	if (ends)
 		ch->parked = NULL;
+	for (unsigned k = 0; k < ARRAY_LEN(p->leaf) && ends; k++)
+		v->n_leaves -= p->leaf[k] != NULL;
 	pthread_mutex_unlock(&v->lock);
 	pthread_mutex_unlock(&ch->lock);
 	if (!ends)
@@ -291,17 +339,33 @@ unsigned victim_find(struct chunk *ch, const struct cache_device *dev, const uin
 	pthread_mutex_lock(&v->lock);
 	for (unsigned k = 0; k < n; k++) {
 		const uint32_t *at = index_at(ch->parked, page[k]);
-		uint64_t *owner = at && *at ? slot_owner(v, *at) : NULL;
 
-		if (!owner || (*owner & (OWNER_COMING | OWNER_READ)) || slot_device(v, *at)->dev != dev)
+		if (!at || !*at || slot_device(v, *at)->dev != dev || !slot_read(v, *at))
 			continue;
-		*owner |= OWNER_READ | OWNER_BACK;
-		v->slab[(*at - 1) / GAIA_CHUNK_PAGES]->n_busy++;
+		slot_note_back(v, *at, ch->parked, page[k], true);
 		slot[k] = *at;
 		found++;
 	}
 	pthread_mutex_unlock(&v->lock);
 	return found;
+}
+
+void victim_came(struct chunk *ch, unsigned i, uint32_t slot)
+{
+	struct victims *v = ch->file->cache->victims;
+	frame_t frame = shared_frame(ch, i);
+	const uint32_t *at;
+	uint32_t other;
+
+	if (!frame)
+		return;
+	pthread_mutex_lock(&v->lock);
+	other = slot_of_frame(v, frame);
+	at = index_at(ch->parked, i);
+	/* It has been absent and locked: so if it is parked there it has been all the time. */
+	if (at && *at == slot && (!other || slot_pages(v, other) == SHARERS_MOST))
+		slot_link(v, slot, frame);
+	pthread_mutex_unlock(&v->lock);
 }
 
 struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page)
@@ -311,7 +375,7 @@ struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page)
 
 	*page = (slot - 1) % GAIA_CHUNK_PAGES;
 	pthread_mutex_lock(&v->lock);
-	mem = v->slab[(slot - 1) / GAIA_CHUNK_PAGES]->mem;
+	mem = slot_slab(v, slot)->mem;
 	pthread_mutex_unlock(&v->lock);
 	return mem;
 }
@@ -324,10 +388,8 @@ void victim_read_ended(struct cache *c, const uint32_t *slot, unsigned n, bool f
 	for (unsigned k = 0; k < n; k++) {
 		if (!slot[k])
 			continue;
-		if (failed && !(*slot_owner(v, slot[k]) & OWNER_GONE)) {
-			slot_drop(v, slot[k]);
-			count(CTR_victim_dropped, 1);
-		}
+		if (failed)
+			slot_drop_all(v, slot[k], false);
 		slot_ended(v, slot[k]);
 	}
 	pthread_mutex_unlock(&v->lock);
@@ -464,7 +526,7 @@ void victims_destroy(struct cache *c)
 	settle(v);
 	slabs_end(v);
 	victims_reap(c);
-	bug_on(v->n_parked > 0);
+	bug_on(v->n_parked > 0 || v->n_shared > 0 || v->n_leaves > 0);
 	tell_devices(v, false);
 	for (unsigned k = 0; k < v->n_devices; k++)
 		v->dev[k].dev->victims = NULL;
@@ -490,6 +552,19 @@ unsigned victim_count(const struct chunk *ch)
 	return n;
 }
 
+uint64_t victims_saved(struct cache *c)
+{
+	struct victims *v = c->victims;
+	uint64_t n;
+
+	if (!v)
+		return 0;
+	pthread_mutex_lock(&v->lock);
+	n = v->n_shared;
+	pthread_mutex_unlock(&v->lock);
+	return n;
+}
+
 /* Home's copy, if there is one, and the slot's are the same bytes; and beyond the end of the file zeros. */
 static void check_bytes(struct parked *p, unsigned i, const char *bytes)
 {
@@ -504,39 +579,67 @@ static void check_bytes(struct parked *p, unsigned i, const char *bytes)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* Slots -> pages; the other way see victims_check(). Returns how many are parked there. */
-static uint64_t check_slab(struct victims *v, struct victim_device *vd, uint32_t number, char *bytes)
+/* The frame that is linked with the slot, if there is one, has its bytes. @bytes: NULL: they cannot be read. */
+static void check_link(struct victims *v, uint32_t slot, const char *bytes)
+{
+	const struct frames *fr = &v->cache->frames;
+	struct slot_frame from = v->cache->dedup ? slot_slab(v, slot)->from[(slot - 1) % GAIA_CHUNK_PAGES] : (struct slot_frame){ 0 };
+
+	if (!from.frame || !shares_indexed(fr, from.frame) || slot_of_frame(v, from.frame) != slot)
+		return;
+	bug_on(!*slot_owner(v, slot) || shares_domain(fr, from.frame) != from.domain);
+	bug_on(bytes && memcmp(frame_ptr(fr, from.frame), bytes, GAIA_PAGE) != 0);
+}
+
+/* Slot -> pages, for which see also victim_check_chunk(). Returns how many they are. */
+static unsigned check_slot(struct victims *v, uint32_t slot, const char *bytes)
+{
+	const uint64_t *owner = slot_owner(v, slot), *page;
+	unsigned n, n_back = 0;
+
+	bug_on(*owner & OWNER_STATE & ~OWNER_BACK);
+	page = owner_pages(owner, &n);
+	bug_on(n > SHARERS_MOST || (n == 0) != (*owner == 0) || (n > 1) != !!(*owner & OWNER_MANY));
+	for (unsigned k = 0; k < n; k++) {
+		struct parked *p = owner_index(page[k]);
+		unsigned i = page[k] & OWNER_PAGE;
+		const uint32_t *at = index_at(p, i);
+
+		bug_on(!at || *at != slot);
+		bug_on(p->ch->parked != p);
+		n_back += !!(page[k] & OWNER_BACK);
+		if (bytes)
+			check_bytes(p, i, bytes);
+	}
+	bug_on(!!(*owner & OWNER_BACK) != (n > 0 && n_back == n));
+	check_link(v, slot, bytes);
+	return n;
+}
+
+/* Returns how many slots are taken; @pages: with so many pages. */
+static unsigned check_slab(struct victims *v, struct victim_device *vd, uint32_t number, char *bytes, uint64_t *pages)
 {
 	struct victim_slab *s = v->slab[number];
 	struct dev_run run = { .mem = s->mem, .npages = GAIA_CHUNK_PAGES, .host = bytes };
 	struct dev_op copy = { .kind = DEV_COPY_OUT, .runs = &run, .n = 1 };
 	bool readable = !atomic_load(&vd->dev->gone) && !device_run(vd->dev->dev, &copy);
-	unsigned n = 0;
+	unsigned taken = 0, n;
 
 	bug_on(s->leaves || s->n_busy);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		uint64_t owner = s->owner[i];
-		uint32_t *at;
-
-		if (!owner)
-			continue;
-		n++;
-		bug_on(owner & OWNER_STATE & ~OWNER_BACK);
-		at = index_at(owner_index(owner), owner & OWNER_PAGE);
-		bug_on(!at || *at != number * GAIA_CHUNK_PAGES + i + 1);
-		bug_on(owner_index(owner)->ch->parked != owner_index(owner));
-		if (readable)
-			check_bytes(owner_index(owner), owner & OWNER_PAGE, bytes + (size_t)i * GAIA_PAGE);
+		n = check_slot(v, number * GAIA_CHUNK_PAGES + i + 1, readable ? bytes + (size_t)i * GAIA_PAGE : NULL);
+		taken += n > 0;
+		*pages += n;
 	}
-	bug_on(n != s->n_taken);
-	return n;
+	bug_on(taken != s->n_taken);
+	return taken;
 }
 
 void victims_check(struct cache *c)
 {
 	struct victims *v = c->victims;
+	uint64_t pages = 0, all_taken = 0;
 	char *bytes;
-	uint64_t n = 0;
 
 	if (!v)
 		return;
@@ -550,12 +653,37 @@ void victims_check(struct cache *c)
 
 		for (uint32_t i = vd->first; i < vd->first + vd->room; i++)
 			if (v->slab[i]) {
-				taken += check_slab(v, vd, i, bytes);
+				taken += check_slab(v, vd, i, bytes, &pages);
 				slabs++;
 			}
 		bug_on(slabs != vd->n_slabs || (uint64_t)slabs * GAIA_CHUNK_PAGES - taken != vd->n_free);
-		n += taken;
+		all_taken += taken;
 	}
-	bug_on(n != v->n_parked);
+	bug_on(pages != v->n_parked || pages - all_taken != v->n_shared);
 	free(bytes);
+}
+
+void victim_check_chunk(const struct chunk *ch)
+{
+	struct victims *v = ch->file->cache->victims;
+	unsigned n = 0;
+
+	if (!ch->parked)
+		return;
+	pthread_mutex_lock(&v->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		const uint32_t *at = index_at(ch->parked, i);
+		const uint64_t *page;
+		unsigned k, of;
+
+		if (!at || !*at)
+			continue;
+		n++;
+		page = owner_pages(slot_owner(v, *at), &of);
+		for (k = 0; k < of && (owner_index(page[k]) != ch->parked || (page[k] & OWNER_PAGE) != i); k++)
+			;
+		bug_on(k == of);
+	}
+	bug_on(n != ch->parked->n);
+	pthread_mutex_unlock(&v->lock);
 }

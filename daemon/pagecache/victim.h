@@ -1,10 +1,10 @@
 /*
- * victim.h - pages that left home, parked on devices: victim.c (which pages, and what becomes of them), slabs.c (the memory).
+ * victim.h - pages that left home, parked on devices: victim.c (which pages, and what becomes of them), slots.c (their places), slabs.c (the memory).
  *
  * A device's memory that no replica needs is cut into slots of a page each: victim slabs, chunks of the device that are never exported to
  * a client. When a clean page leaves home for want of room, and it has left home before not long ago (policy/ghosts.h), its bytes are copied to a
  * slot: it is *parked*. When it is needed again it may come from there instead of the store (source.c). The slot stays until the page's bytes
- * change, its place is needed for another page, or the slab is given up.
+ * change, its place is needed for another page, or the slab is given up. Equal pages that had one frame at home share a slot.
  *
  * A page's slot has what home's page has, or would have if it were present (26): whoever changes home's bytes drops the slot before anybody
  * could read them. The places where that happens are pages_become(), for everything that makes a page dirty, and those that remove
@@ -63,6 +63,11 @@ void victims_reap(struct cache *c);
  * stays until victim_read_ended(), else 0. chunk->lock is held. Returns how many.
  */
 unsigned victim_find(struct chunk *ch, const struct cache_device *dev, const uint16_t *page, unsigned n, uint32_t *slot);
+/*
+ * With --dedup: page i, which is locked by the caller, has just come home from there, and perhaps got the frame of an equal one: so other pages that
+ * have this frame may be parked there, too. chunk->lock is held.
+ */
+void victim_came(struct chunk *ch, unsigned i, uint32_t slot);
 /* The device's memory and the place in it. */
 struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page);
 /* They were read, or will not be (0: nothing). @failed: what is there cannot be read. Any thread, also a device's. */
@@ -75,7 +80,11 @@ bool victim_give_up(struct cache_device *dev);
 unsigned victim_count(const struct chunk *ch);
 /* Bytes of the device that are slabs. */
 uint64_t victim_bytes(const struct cache_device *dev);
+/* Pages that are parked in slots that they share, beyond the first of each. */
+uint64_t victims_saved(struct cache *c);
 /* For cache_check(): wait until nothing is under way; then a bug() if index and slots do not agree, or a slot has not what home has. */
 void victims_check(struct cache *c);
+/* The same of the chunk's index, afterwards. chunk->lock is held. */
+void victim_check_chunk(const struct chunk *ch);
 
 #endif

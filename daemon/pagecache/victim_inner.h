@@ -1,5 +1,5 @@
 /*
- * victim_inner.h - what victim.c and slabs.c share.
+ * victim_inner.h - what victim.c, slots.c and slabs.c share.
  */
 #ifndef GAIA_PAGECACHE_VICTIM_INNER_H
 #define GAIA_PAGECACHE_VICTIM_INNER_H
@@ -11,6 +11,7 @@
 #include "device/device.h"
 #include "gaia/protocol.h"
 #include "pagecache/chunk.h"
+#include "pagecache/frames.h"
 #include "pagecache/victim.h"
 
 struct ghosts;
@@ -25,20 +26,43 @@ struct parked {
 	uint32_t *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* numbers of slots; 0: none. A leaf stays until the end */
 };
 
-/* A slot's owner is 0: it is free; or a chunk's index, a page, and the slot's state. */
-#define OWNER_PAGE 0x1ffull	  /* the page's number */
-#define OWNER_BACK (1ull << 60)	  /* the page was read from here, and has not left home since: what is there is there twice */
-#define OWNER_COMING (1ull << 61) /* under way to the device: it cannot be read */
-#define OWNER_READ (1ull << 62)	  /* being read: it stays */
-#define OWNER_GONE (1ull << 63)	  /* the page has none any more: the slot is free when what is under way has ended */
-#define OWNER_STATE (OWNER_BACK | OWNER_COMING | OWNER_READ | OWNER_GONE)
+/*
+ * A slot's owner is 0: it is free; or a chunk's index and a page: the one that is parked there. If several are (see slots.c), it is OWNER_MANY and
+ * a struct sharers. Beside that the slot's state.
+ */
+#define OWNER_PAGE 0x1ffull	    /* the page's number */
+#define OWNER_WHO (OWNER_READ - 1)  /* with the index, or struct sharers */
+#define OWNER_READ (1ull << 53)	    /* being read, by so many: it stays */
+#define OWNER_READS (0x7full << 53) /* at most */
+#define OWNER_BACK (1ull << 60)	    /* the page, or each of them, was read from here, and has not left home since: what is there is there twice */
+#define OWNER_COMING (1ull << 61)   /* under way to the device: it cannot be read */
+#define OWNER_MANY (1ull << 62)
+#define OWNER_GONE (1ull << 63) /* no page is parked there any more: the slot is free when what is under way has ended */
+#define OWNER_STATE (OWNER_READS | OWNER_BACK | OWNER_COMING | OWNER_GONE)
+#define OWNER_BUSY (OWNER_READS | OWNER_COMING)
+
+/* Pages that are parked in one slot: two at least. */
+struct sharers {
+	unsigned n, room;
+	unsigned n_back; /* of these */
+	uint64_t owner[]; /* an index and a page; OWNER_BACK */
+};
+/* A slot is searched for a page of it, with victims.lock held. */
+#define SHARERS_MOST 64u
+
+/* What a slot was filled from. */
+struct slot_frame {
+	frame_t frame;	 /* of home, with the same bytes if it is linked with the slot (slots.c); 0: none */
+	uint32_t domain; /* of all frames that it has been linked with (shares.h), while it has the same pages */
+};
 
 struct victim_slab {
 	struct devmem *mem;
 	unsigned n_taken; /* slots that are not free */
-	unsigned n_busy;  /* COMING or READ */
+	unsigned n_busy;  /* copies to slots, and reads of them, that have not ended */
 	bool leaves;	  /* is given up */
 	uint64_t owner[GAIA_CHUNK_PAGES];
+	struct slot_frame from[]; /* of each slot; none if frames are not shared */
 };
 
 /* Of a device that has parked pages. */
@@ -91,20 +115,42 @@ struct victims {
 	struct ghosts *ghosts;
 	struct batch batch[BATCHES];
 	uint64_t n_parked; /* pages */
+	uint64_t n_shared; /* of these, beyond the first of each slot */
+	uint64_t n_leaves; /* of indexes */
 	struct parked *empty;
 	unsigned next_device; /* which batches go to */
 	bool stopping;
 };
 
-/* ---- slabs.c; victims.lock is held ---- */
+/* ---- slots.c; victims.lock is held ---- */
 
-static inline uint64_t *slot_owner(struct victims *v, uint32_t slot)
+static inline struct victim_slab *slot_slab(const struct victims *v, uint32_t slot)
 {
-	return &v->slab[(slot - 1) / GAIA_CHUNK_PAGES]->owner[(slot - 1) % GAIA_CHUNK_PAGES];
+	return v->slab[(slot - 1) / GAIA_CHUNK_PAGES];
 }
+static inline uint64_t *slot_owner(const struct victims *v, uint32_t slot)
+{
+	return &slot_slab(v, slot)->owner[(slot - 1) % GAIA_CHUNK_PAGES];
+}
+/* Of one page, or of an entry of struct sharers. */
 static inline struct parked *owner_index(uint64_t owner)
 {
-	return (struct parked *)(uintptr_t)((owner & ~OWNER_STATE) / (OWNER_PAGE + 1) * 16);
+	return (struct parked *)(uintptr_t)((owner & OWNER_WHO) / (OWNER_PAGE + 1) * 16);
+}
+/* The pages that are parked there, @n of them. */
+static inline const uint64_t *owner_pages(const uint64_t *owner, unsigned *n)
+{
+	const struct sharers *sh = (const struct sharers *)owner_index(*owner);
+
+	*n = *owner & OWNER_MANY ? sh->n : *owner && !(*owner & OWNER_GONE);
+	return *owner & OWNER_MANY ? sh->owner : owner;
+}
+static inline unsigned slot_pages(const struct victims *v, uint32_t slot)
+{
+	unsigned n;
+
+	(void)owner_pages(slot_owner(v, slot), &n);
+	return n;
 }
 /* The page's place in the index, or NULL. */
 static inline uint32_t *index_at(const struct parked *p, unsigned i)
@@ -114,14 +160,40 @@ static inline uint32_t *index_at(const struct parked *p, unsigned i)
 	return leaf ? leaf + i % LEAF_PAGES : NULL;
 }
 struct victim_device *slot_device(struct victims *v, uint32_t slot);
+static inline bool slab_stays(const struct victim_slab *s)
+{
+	return s && !s->leaves;
+}
 /* A slot of the device, free or made so; 0: none. */
 uint32_t slot_take(struct victims *v, struct victim_device *vd);
 /* It is the page's, and under way. */
 void slot_give(struct victims *v, uint32_t slot, struct parked *p, unsigned page);
-/* It is the page's no more. */
-void slot_drop(struct victims *v, uint32_t slot);
-/* What was under way (COMING, READ) has ended. */
+/* It is not the page's any more, and forgotten. */
+void slot_drop(struct victims *v, uint32_t slot, struct parked *p, unsigned page);
+/* It is nobody's. @ghosts: the pages may come again soon, as what left home. */
+void slot_drop_all(struct victims *v, uint32_t slot, bool ghosts);
+/* The page is home as well, or not any more. */
+void slot_note_back(struct victims *v, uint32_t slot, const struct parked *p, unsigned page, bool back);
+/* Somebody reads it, until slot_ended(). False: it cannot be read now. */
+bool slot_read(struct victims *v, uint32_t slot);
+/* Something that was under way has ended: the copy to it, or one who reads it. */
 void slot_ended(struct victims *v, uint32_t slot);
+
+/* The slot that is linked with the frame, which is indexed and the caller's: it has the same bytes. 0: there is none. */
+uint32_t slot_of_frame(const struct victims *v, frame_t frame);
+/* Link them: the slot has the frame's bytes. */
+void slot_link(struct victims *v, uint32_t slot, frame_t frame);
+/* Whether one more page can be parked there; if so slot_join() or slot_move() is next. */
+bool slot_may_join(struct victims *v, uint32_t slot, const struct parked *p, unsigned page);
+/* The page is parked there, too. */
+void slot_join(struct victims *v, uint32_t slot, struct parked *p, unsigned page);
+/* The same for a page that is parked in another slot. */
+void slot_move(struct victims *v, uint32_t slot, struct parked *p, unsigned page);
+
+/* ---- slabs.c ---- */
+
+/* So many have free slots before a page finds none. */
+#define SLABS_AHEAD 4u
 /* Names the page for the policy. */
 uint64_t parked_key(const struct chunk *ch, unsigned i);
 void *slabs_main(void *victims);

@@ -92,7 +92,8 @@ class FileMount(CountedMount):
         bench.stack.callback(self.system.stop)
         self.system.start()
         if copies:
-            self.make_copies(copies)
+            # The modelled file system has not looked there yet.
+            self.make_copies(copies, os.path.join(bench.place, name + ".real") if modelled else self.system.below)
         else:
             self.system.make_file(FILE, (pages * PAGE + MIB - 1) // MIB * MIB)
         self.seed = 0
@@ -107,10 +108,10 @@ class FileMount(CountedMount):
         except RuntimeError as error:
             raise Missing(str(error)) from error
 
-    def make_copies(self, copies):
+    def make_copies(self, copies, below):
         """The paper's generator: each block so many times, all over the file."""
         differ = self.pages // copies
-        with open(os.path.join(self.system.below, FILE), "wb") as file:
+        with open(os.path.join(below, FILE), "wb") as file:
             for page in range(self.pages):
                 file.write((page % differ + 1).to_bytes(8, "little") * (PAGE // 8))
             os.fsync(file.fileno())
@@ -132,6 +133,11 @@ class FileMount(CountedMount):
         if cost["storage"] <= cost["parked on devices"]:
             raise Missing("storage gives a page within %.0f µs, the device within %.0f"
                           % (cost["storage"] / 1e3, cost["parked on devices"] / 1e3))
+
+    def places(self):
+        """Bytes of the device that have parked pages: less than these have, if equal ones share."""
+        residency = json.loads(run(self.system.gaia, "residency", self.system.path(FILE), "--json"))
+        return residency["victim_bytes"] - self.status()["dedup"].get("parked_saved_bytes", 0)
 
     def evict(self, where):
         run(self.system.gaia, "evict", self.system.path(FILE), "--from", where)
@@ -377,6 +383,37 @@ class Bench(PairsBench):
             raise Lacking("other programs have memory that KSM merges, too: %d pages" % merged.others)
         return merged
 
+    # -- equal pages in one place of the device
+
+    def shared_places(self):
+        section = "uniform reads, different pages for 1.5 x home, the same device, bus of %s; peer: parked pages alone; storage: %d µs, modelled" % (
+            PAPER, STORAGE_US)
+        for copies in [4] if self.args.smoke else [4, 10]:
+            title = "each page %d times: " % copies
+            rows = [self.row(section, title + "bytes of the device that have pages", "count"),
+                    self.row(section, title + "bytes copied to the device", "count"),
+                    self.row(section, title + "pages read from storage", "count")]
+            self.work(rows, self.shared, rows, copies)
+
+    def shared(self, rnd, rows, copies):
+        home = min(self.sizes.home, 16 * MIB)
+        pages = int(1.5 * home) // PAGE * copies
+        measured = [{}, {}, {}]
+        for who in turn([PEER, OURS], rnd):
+            mount, new = self.mounted("%s-%d-shared" % (self.names[who], copies), BUSES[PAPER], pages, home, True, copies,
+                                      "home" if who == OURS else "off", modelled=True)
+            if new:
+                mount.read("uniform", 4 * pages)
+            mount.check_costs()
+            changes = {}
+            with mount.counted(changes):
+                mount.read("uniform", self.sizes.reads)
+            for values, value in zip(measured, (mount.places(), changes["device_bytes_in"], changes["storage_reads"])):
+                values[who] = value
+        for row, values in zip(rows, measured):
+            if values[PEER]:
+                row.add(values)
+
     # -- where there is nothing to gain
 
     def nothing_to_gain(self):
@@ -419,7 +456,8 @@ class Bench(PairsBench):
     # -- all of it
 
     def measure(self):
-        for add in self.working_sets, self.batches, self.equal_pages, self.real_data, self.nothing_to_gain, self.instructions:
+        for add in (self.working_sets, self.batches, self.equal_pages, self.shared_places, self.real_data, self.nothing_to_gain,
+                    self.instructions):
             add()
         if not self.works and not self.counts:
             raise RuntimeError("--only %s: there is no such work" % self.args.only)

@@ -232,6 +232,7 @@ enum verdict { ALL_WELL, VIOLATION, STUCK, BROKEN };
 
 struct stats {
 	unsigned long rounds, ops, reads, writes, cells, mixed, deaths, crashes;
+	unsigned long shared; /* pages that were parked in slots of equal ones, of mounts that did not crash last */
 };
 extern struct stats stats;
 

@@ -18,7 +18,7 @@ static const char usage[] =
 	"  --cpu-cache auto|writeback|writethrough  how the mount lets the kernel cache (by turns)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --faults TEXT  more fault points, in the form of $GAIAFS_FAULTS\n"
-	"  --only A,B...  no features but these; --without A,B...  not these (--list names them)\n"
+	"  --only A,B...  no features but these; --without A,B...  not these; --with A,B...  these (--list names them)\n"
 	"  --shrink N     seconds to spend on a smaller configuration that fails, too (60)\n"
 	"  --list         print the features\n"
 	"An operation may take 20 s, times $HISTORY_SLOW. Exit status: 0 nothing found, 1 a violation, 2 usage or\n"
@@ -30,7 +30,7 @@ struct options {
 	bool seeded;
 	enum way way;		/* WAYS: each in its turn */
 	const char *gaiafs, *faults;
-	uint32_t only, without;
+	uint32_t only, without, with;
 };
 
 static uint64_t deadline;
@@ -89,7 +89,7 @@ static void list_features(void)
 
 static void parse_options(int argc, char **argv, struct options *o)
 {
-	enum { SECONDS = 256, MINUTES, SEED, CPU_CACHE, GAIAFS, FAULTS, ONLY, WITHOUT, SHRINK, LIST, HELP };
+	enum { SECONDS = 256, MINUTES, SEED, CPU_CACHE, GAIAFS, FAULTS, ONLY, WITHOUT, WITH, SHRINK, LIST, HELP };
 	static const struct option options[] = {
 		{ "seconds", required_argument, NULL, SECONDS },
 		{ "minutes", required_argument, NULL, MINUTES },
@@ -99,6 +99,7 @@ static void parse_options(int argc, char **argv, struct options *o)
 		{ "faults", required_argument, NULL, FAULTS },
 		{ "only", required_argument, NULL, ONLY },
 		{ "without", required_argument, NULL, WITHOUT },
+		{ "with", required_argument, NULL, WITH },
 		{ "shrink", required_argument, NULL, SHRINK },
 		{ "list", no_argument, NULL, LIST },
 		{ "help", no_argument, NULL, HELP },
@@ -132,6 +133,9 @@ static void parse_options(int argc, char **argv, struct options *o)
 			break;
 		case WITHOUT:
 			o->without = feature_set("--without", optarg);
+			break;
+		case WITH:
+			o->with = feature_set("--with", optarg);
 			break;
 		case SHRINK:
 			o->shrink = (unsigned)number("--shrink", optarg);
@@ -258,6 +262,7 @@ static enum verdict run(const struct options *o)
 		enum verdict v;
 
 		config_draw(&c, seed, o->way < WAYS ? o->way : (enum way)(seed % WAYS));
+		c.features |= o->with;
 		c.features &= ~o->without;
 		if (o->only)
 			c.features &= o->only;
@@ -294,8 +299,8 @@ int main(int argc, char **argv)
 	deadline = began + o.seconds * 1000000000ull;
 	v = run(&o);
 	printf("%lu rounds in %llu s: %lu operations (%lu writes and %lu reads of %lu cells; %lu mixed), "
-	       "%lu clients, %lu crashes\n",
+	       "%lu clients, %lu crashes, %lu pages parked in slots of equal ones\n",
 	       stats.rounds, (unsigned long long)((now() - began) / 1000000000), stats.ops, stats.writes,
-	       stats.reads, stats.cells, stats.mixed, stats.deaths, stats.crashes);
+	       stats.reads, stats.cells, stats.mixed, stats.deaths, stats.crashes, stats.shared);
 	return v == ALL_WELL ? 0 : v == VIOLATION ? 1 : v == STUCK ? 3 : 2;
 }

@@ -363,6 +363,13 @@ static enum verdict last_look(struct mnt *m, bool beneath)
 	return v;
 }
 
+static void count_shared(const struct mnt *m, const struct config *c)
+{
+	long n = HAS(c, F_PARK) && HAS(c, F_EQUAL) ? mnt_number(m, "dedup_parked") : 0;
+
+	stats.shared += n > 0 ? (unsigned long)n : 0;
+}
+
 static enum verdict play(struct mnt *m, bool last, uint64_t *crashed)
 {
 	const struct config *c = &world->config;
@@ -406,6 +413,7 @@ static enum verdict play(struct mnt *m, bool last, uint64_t *crashed)
 	}
 	if (!last)
 		return ALL_WELL;
+	count_shared(m, c);
 	/* All that anybody wrote is in the backing directory when the mount has ended. */
 	if (unmount(m))
 		return VIOLATION;

@@ -53,6 +53,16 @@ static void let_go(void)
 		close(held[k]);
 }
 
+static void make_two(void)
+{
+	make("a", 1);
+	make("b", 1);
+	for (unsigned k = 0; k < 2; k++) {
+		held[k] = openat(both_root[ON_MOUNT], k ? "b" : "a", O_PATH | O_CLOEXEC);
+		cr_assert_geq(held[k], 0);
+	}
+}
+
 static void start(const char *dedup)
 {
 	const char *const args[] = { "--device", "sim:16M", "--home", "32M", "--writeback-age", "3600", "--dedup", dedup, NULL };
@@ -61,12 +71,7 @@ static void start(const char *dedup)
 	setenv("GAIAFS_FAULTS", "dedup.all=errno:EEXIST", 1);
 	way_start(args);
 	unsetenv("GAIAFS_FAULTS");
-	make("a", 1);
-	make("b", 1);
-	for (unsigned k = 0; k < 2; k++) {
-		held[k] = openat(both_root[ON_MOUNT], k ? "b" : "a", O_PATH | O_CLOEXEC);
-		cr_assert_geq(held[k], 0);
-	}
+	make_two();
 }
 
 static long saved(void)
@@ -171,6 +176,37 @@ CACHED_WAYS_BARE(dedup, leaves_each_file_what_devices_write_to_it)
 	bytes[5000] = 'x';
 	expect_same("b");
 	actor_end(a);
+	let_go();
+}
+
+/* Equal pages that leave home with one frame are parked in one place; what is not parked at first, while others are copied, is later. */
+CACHED_WAYS_BARE(dedup, parks_equal_pages_once)
+{
+	static const char *const args[] = { "--device", "sim:32M,cache=16M", "--home", "32M", "--writeback-age", "3600", "--dedup", "all-users", NULL };
+	long now = 0;
+
+	setenv("GAIAFS_FAULTS", "dedup.all=errno:EEXIST;park.all=errno:ENOSPC;source.store_is_dear=errno:ENOSPC", 1);
+	way_start(args);
+	unsetenv("GAIAFS_FAULTS");
+	make_two();
+	for (unsigned tries = 0; now < SIZE; tries++) {
+		cr_assert_lt(tries, 200u, "%ld", now);
+		expect_same("a");
+		expect_same("b");
+		shell_ok(mnt.path, "\"$GAIA\" evict a --from home && \"$GAIA\" evict b --from home");
+		now = STATUS("dedup", "parked_saved_bytes");
+	}
+	cr_assert_eq(now, SIZE);
+	cr_assert_geq(STATUS("counters", "dedup_parked"), SIZE / 4096);
+	now = STATUS("counters", "victim_hits");
+	expect_same("a");
+	expect_same("b");
+	/* What is still on its way there comes from storage. */
+	cr_assert_geq(STATUS("counters", "victim_hits") - now, SIZE / 4096);
+	shell_ok(mnt.path, "\"$GAIA\" evict a --from device-cache");
+	cr_assert_eq(STATUS("dedup", "parked_saved_bytes"), 0);
+	shell_ok(mnt.path, "\"$GAIA\" evict b --from home");
+	expect_same("b");
 	let_go();
 }
 

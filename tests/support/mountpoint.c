@@ -655,24 +655,42 @@ bool mnt_has_thread(const struct mnt *m, const char *name)
 	return has;
 }
 
-int mnt_says(const struct mnt *m, const char *what, char word[16])
+/* What `gaia status` says of it: the rest of the line. */
+static int status_of(const struct mnt *m, const char *what, char rest[64])
 {
 	const char *gaia = getenv("GAIA"), *at;
 	char command[2 * PATH_MAX], line[512], before[64];
 	int err = -1;
 	FILE *f;
 
-	snprintf(before, sizeof(before), "\"%s\": \"", what);
+	snprintf(before, sizeof(before), "\"%s\": ", what);
 	snprintf(command, sizeof(command), "exec '%s' status --json '%s'", gaia ? gaia : GAIA_BUILT, m->path);
 	f = popen(command, "re");
 	while (f && fgets(line, sizeof(line), f)) {
 		at = strstr(line, before);
-		if (at && sscanf(at + strlen(before), "%15[a-z]", word) == 1)
+		if (at) {
+			snprintf(rest, 64, "%.63s", at + strlen(before));
 			err = 0;
+		}
 	}
 	if (f && pclose(f))
 		err = -1;
 	return err;
+}
+
+int mnt_says(const struct mnt *m, const char *what, char word[16])
+{
+	char rest[64];
+
+	return !status_of(m, what, rest) && sscanf(rest, "\"%15[a-z]", word) == 1 ? 0 : -1;
+}
+
+long mnt_number(const struct mnt *m, const char *what)
+{
+	char rest[64];
+	long n;
+
+	return !status_of(m, what, rest) && sscanf(rest, "%ld", &n) == 1 ? n : -1;
 }
 
 const char *mnt_file(const struct mnt *m, const char *name)

@@ -106,6 +106,8 @@ bool mnt_has_thread(const struct mnt *m, const char *name);
 /* A word of `gaia status`. (For "cpu_cache" it may differ from the "auto" that was asked for.) 0, or -1 if
  * it is not there. */
 int mnt_says(const struct mnt *m, const char *what, char word[16]);
+/* A number of it, or -1. */
+long mnt_number(const struct mnt *m, const char *what);
 
 /* Absolute path of a file on the mount; the buffer is one of a few that are used in turn. */
 const char *mnt_file(const struct mnt *m, const char *name);

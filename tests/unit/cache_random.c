@@ -1586,6 +1586,9 @@ static void world_end(void)
 	rig_destroy(w.rig);
 }
 
+/* How many pages have shared slots, in all programs: these are processes. */
+static atomic_uint_least64_t *joined;
+
 static void run_program(uint64_t seed, const struct op *ops, const bool *skip, unsigned n, bool verbose)
 {
 	memset(&w, 0, sizeof(w));
@@ -1601,6 +1604,7 @@ static void run_program(uint64_t seed, const struct op *ops, const bool *skip, u
 			run_op(&ops[w.step]);
 	}
 	world_end();
+	atomic_fetch_add(joined, counter_value(CTR_dedup_parked));
 }
 
 /* In a process of its own: whether it ends well. */
@@ -1664,6 +1668,9 @@ static void run_all(unsigned last)
 {
 	unsigned first = 1, n = 400;
 
+	if (!joined)
+		joined = mmap(NULL, sizeof(*joined), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	cr_assert_neq((void *)joined, MAP_FAILED);
 	number_from("CACHE_SEEDS", "%u-%u", &first, &last);
 	number_from("CACHE_OPS", "%u", &n, NULL);
 	for (unsigned seed = first; seed <= last; seed++) {
@@ -1709,6 +1716,8 @@ Test(random, every_read_is_allowed_with_shared_frames, .timeout = 600)
 	run_all(PROGRAMS(40));
 	parks = true;
 	run_all(PROGRAMS(20));
+	if (!getenv("CACHE_SEEDS"))
+		cr_assert_gt(atomic_load(joined), 0u);
 }
 
 Test(random, every_read_is_allowed_with_the_host, .timeout = 600)
