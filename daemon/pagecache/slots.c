@@ -262,18 +262,19 @@ void slot_link(struct victims *v, uint32_t slot, frame_t frame)
  * Without that anybody could have any number of pages recorded, of a large hole for instance. For a page that is alone in its chunk there is
  * far more than for one with neighbours, and a leaf stays while its index does.
  */
-static bool may_record(const struct victims *v, const struct parked *p, unsigned page)
+static bool may_record(const struct victims *v, const struct parked *p, unsigned page, bool wanted)
 {
-	uint64_t slots = 0;
+	uint64_t slots = 0, most;
 
 	for (unsigned k = 0; k < v->n_devices; k++)
 		slots += (uint64_t)v->dev[k].n_slabs * GAIA_CHUNK_PAGES;
-	return v->n_shared < MOST * slots && v->n_leaves + !index_at(p, page) <= MOST_LEAVES * slots;
+	most = wanted ? MOST * slots : MOST * slots / 2;
+	return v->n_shared < most && v->n_leaves + !index_at(p, page) <= MOST_LEAVES * slots;
 }
 
-bool slot_may_join(struct victims *v, uint32_t slot, const struct parked *p, unsigned page)
+bool slot_may_join(struct victims *v, uint32_t slot, const struct parked *p, unsigned page, bool wanted)
 {
-	return may_record(v, p, page) && sharers_make(slot_owner(v, slot));
+	return may_record(v, p, page, wanted) && sharers_make(slot_owner(v, slot));
 }
 
 void slot_join(struct victims *v, uint32_t slot, struct parked *p, unsigned page)

@@ -90,26 +90,29 @@ static frame_t shared_frame(const struct chunk *ch, unsigned i)
 	return c->dedup && shares_indexed(&c->frames, frame) ? frame : 0;
 }
 
-/* In the slot of a page that has left home with the same frame: nothing is copied. */
-static bool park_beside(struct victims *v, struct chunk *ch, unsigned i, frame_t frame)
+/* In the slot of a page that has left home with the same frame: nothing is copied, and nothing leaves for it. */
+static bool park_beside(struct victims *v, struct chunk *ch, unsigned i, frame_t frame, bool wanted)
 {
 	uint32_t slot = slot_of_frame(v, frame);
 
-	if (!slot || !slot_may_join(v, slot, ch->parked, i))
+	if (!slot || !slot_may_join(v, slot, ch->parked, i, wanted))
 		return false;
 	leaf_make(v, ch->parked, i);
 	slot_join(v, slot, ch->parked, i);
 	return true;
 }
 
-static bool park(struct victims *v, struct chunk *ch, unsigned i)
+/* @wanted: else it is parked only if that costs nothing, or if other pages of home have its bytes (@popular). */
+static bool park(struct victims *v, struct chunk *ch, unsigned i, bool wanted, bool popular)
 {
 	frame_t frame = shared_frame(ch, i);
 	struct batch *b;
 	uint32_t slot;
 
-	if (frame && park_beside(v, ch, i, frame))
+	if (frame && park_beside(v, ch, i, frame, wanted))
 		return true;
+	if (!wanted && !popular)
+		return false;
 	b = batch_with_room(v);
 	slot = b ? slot_take(v, b->to) : 0;
 	if (!slot) {
@@ -138,7 +141,7 @@ static void park_again(struct victims *v, struct chunk *ch, unsigned i, uint32_t
 	slot_note_back(v, slot, ch->parked, i, false);
 	if (!other || other == slot || *slot_owner(v, other) & OWNER_COMING || slot_pages(v, other) < slot_pages(v, slot))
 		return;
-	if (slot_may_join(v, other, ch->parked, i))
+	if (slot_may_join(v, other, ch->parked, i, true))
 		slot_move(v, other, ch->parked, i);
 }
 
@@ -146,7 +149,8 @@ void victim_offer(struct chunk *ch, unsigned i)
 {
 	struct victims *v = ch->file->cache->victims;
 	const uint32_t *at;
-	bool parked, wanted;
+	bool parked, wanted, popular, joins;
+	frame_t frame;
 
 	if (!v || cfile_is_passthrough(ch->file) || page_limit(ch, i) == 0)
 		return;
@@ -156,13 +160,17 @@ void victim_offer(struct chunk *ch, unsigned i)
 	if (parked)
 		park_again(v, ch, i, *at);
 	wanted = !parked && is_wanted(v, ch, i);
+	frame = parked ? 0 : shared_frame(ch, i);
+	joins = frame && slot_of_frame(v, frame);
+	/* What several pages have has been read more than once, too. One slot for these: a hole is not worth more. */
+	popular = frame && !joins && shares_by_others(&ch->file->cache->frames, frame);
 	pthread_mutex_unlock(&v->lock);
 	if (parked)
 		return;
-	if (wanted) {
+	if (wanted || joins || popular) {
 		index_make(ch);
 		pthread_mutex_lock(&v->lock);
-		parked = park(v, ch, i);
+		parked = park(v, ch, i, wanted, popular);
 		/* It was made in vain. */
 		if (ch->parked->n == 0 && !ch->parked->is_empty) {
 			ch->parked->is_empty = true;

@@ -183,8 +183,8 @@ void slot_ended(struct victims *v, uint32_t slot);
 uint32_t slot_of_frame(const struct victims *v, frame_t frame);
 /* Link them: the slot has the frame's bytes. */
 void slot_link(struct victims *v, uint32_t slot, frame_t frame);
-/* Whether one more page can be parked there; if so slot_join() or slot_move() is next. */
-bool slot_may_join(struct victims *v, uint32_t slot, const struct parked *p, unsigned page);
+/* Whether one more page can be parked there; if so slot_join() or slot_move() is next. @wanted: by the policy; others leave these half of the room. */
+bool slot_may_join(struct victims *v, uint32_t slot, const struct parked *p, unsigned page, bool wanted);
 /* The page is parked there, too. */
 void slot_join(struct victims *v, uint32_t slot, struct parked *p, unsigned page);
 /* The same for a page that is parked in another slot. */

@@ -22,6 +22,7 @@
 #include "pagecache/root.h"
 #include "pagecache/shares.h"
 #include "pagecache/victim_inner.h"
+#include "policy/ghosts.h"
 
 #define AT(page) ((uint64_t)(page) * GAIA_PAGE)
 #define PAGES 600u /* of two chunks */
@@ -70,6 +71,17 @@ static void forget_home(void)
 static void settle(void)
 {
 	cache_check(rig->cache);
+}
+
+/* What left home lately is forgotten. */
+static void forget_ghosts(void)
+{
+	struct victims *v = rig->cache->victims;
+
+	pthread_mutex_lock(&v->lock);
+	for (uint64_t key = 0; key < 4 * (rig->cache->frames.budget + 3 * GAIA_CHUNK_PAGES); key++)
+		ghosts_add(v->ghosts, key + (1ull << 60));
+	pthread_mutex_unlock(&v->lock);
 }
 
 static struct {
@@ -476,6 +488,65 @@ Test(slots, become_one_when_pages_are_seen_to_be_equal)
 	end();
 }
 
+/* They cost nothing there; but they get no slot when that one is full. */
+Test(slots, are_joined_by_pages_that_leave_for_the_first_time)
+{
+	struct kfile *other;
+	uint32_t slot;
+
+	begin_parked(KINDS);
+	slot = slot_of_page(kf, PAGES - 1);
+	/* So that the page is home, and its slot is linked. */
+	read_page(PAGES - 1);
+	other = kfile_create(rig, 2, sizeof(bytes));
+	for (unsigned i = 0; i < PAGES; i++)
+		mark(i, KINDS - 1);
+	cr_assert_eq(cpu_write_direct(other, bytes, sizeof(bytes), 0), 0);
+	/* Nobody has seen these leave. */
+	fault_disarm_all();
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	cr_assert_eq(cpu_fsync(other), 0);
+	cr_assert_eq(cache_evict(other->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	for (unsigned i = 0; i < PAGES; i++)
+		cr_assert_eq(slot_of_page(other, i), 0u);
+	look();
+	count_from_here();
+	/* Not as ghosts: more others have left since than there is room for. */
+	for (unsigned i = 0; i < 3; i++)
+		forget_ghosts();
+	cr_assert_eq(cpu_read_direct(other, seen, sizeof(seen), 0), (ssize_t)sizeof(seen));
+	cr_assert_eq(cache_evict(other->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	settle();
+	cr_assert_eq(pages_of(slot), SHARERS_MOST);
+	cr_assert_eq(rise(in, device_bytes_in), 0);
+	look();
+	cr_assert_eq(now.slots, SLOTS_FOR(PAGES, KINDS));
+	cr_assert_eq(rise(joined, dedup_parked), SHARERS_MOST - PAGES / KINDS % SHARERS_MOST);
+	end();
+}
+
+/* As if each had been seen to come again; but a slot is all that they get, of which a hole or a scan may have many. */
+Test(slots, are_had_by_pages_of_which_home_has_several)
+{
+	begin_parked(KINDS);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
+	fault_disarm_all();
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	read_all();
+	forget_ghosts();
+	forget_home();
+	settle();
+	expect_parked(KINDS * SHARERS_MOST, KINDS);
+	/* And those of one page are for what comes again. */
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
+	read_page(FIRST);
+	forget_ghosts();
+	forget_home();
+	settle();
+	expect_parked(0, 0);
+	end();
+}
+
 /* ---- the places are needed ---- */
 
 Test(slots, that_are_needed_are_forgotten_by_all_their_pages)
@@ -547,6 +618,41 @@ Test(slots, are_shared_by_so_many_pages_at_most)
 		look();
 		cr_assert_leq(now.shared, most);
 	}
+	end();
+}
+
+/* What is read once leaves half of that to what comes again. */
+Test(slots, leave_room_for_pages_that_come_again)
+{
+	const unsigned all = 10 * GAIA_CHUNK_PAGES, half = 4 * GAIA_CHUNK_PAGES;
+	static char piece[GAIA_CHUNK];
+	struct victims *v;
+	unsigned page = 0;
+	struct chunk *ch;
+	uint32_t slot;
+
+	begin(&(struct rig_options){ .devices = 1, .device_cache = GAIA_CHUNK, .dedup = CACHE_DEDUP_HOME }, AT(all));
+	want_all();
+	look();
+	for (unsigned tries = 0; now.shared < half + 2; tries++) {
+		cr_assert_lt(tries, 10000u);
+		for (unsigned i = 0; i < 10; i++)
+			cr_assert_eq(cpu_read_direct(kf, piece, sizeof(piece), i * GAIA_CHUNK), (ssize_t)sizeof(piece));
+		forget_home();
+		settle();
+		look();
+	}
+	/* A slot that has room. */
+	v = rig->cache->victims;
+	while (!(slot = slot_of_page(kf, page)) || pages_of(slot) < 3)
+		page++;
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, AT(page), AT(1)), 0);
+	ch = chunk_get(kf->cfile, page / GAIA_CHUNK_PAGES, false);
+	pthread_mutex_lock(&v->lock);
+	cr_assert_not(slot_may_join(v, slot, ch->parked, page % GAIA_CHUNK_PAGES, false));
+	cr_assert(slot_may_join(v, slot, ch->parked, page % GAIA_CHUNK_PAGES, true));
+	pthread_mutex_unlock(&v->lock);
+	chunk_put(ch);
 	end();
 }
 
