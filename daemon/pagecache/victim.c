@@ -102,8 +102,8 @@ static bool park_beside(struct victims *v, struct chunk *ch, unsigned i, frame_t
 	return true;
 }
 
-/* @wanted: else it is parked only if that costs nothing, or if other pages of home have its bytes (@popular). */
-static bool park(struct victims *v, struct chunk *ch, unsigned i, bool wanted, bool popular)
+/* @wanted: else it is parked only if that costs nothing. */
+static bool park(struct victims *v, struct chunk *ch, unsigned i, bool wanted)
 {
 	frame_t frame = shared_frame(ch, i);
 	struct batch *b;
@@ -111,7 +111,7 @@ static bool park(struct victims *v, struct chunk *ch, unsigned i, bool wanted, b
 
 	if (frame && park_beside(v, ch, i, frame, wanted))
 		return true;
-	if (!wanted && !popular)
+	if (!wanted)
 		return false;
 	b = batch_with_room(v);
 	slot = b ? slot_take(v, b->to) : 0;
@@ -149,7 +149,7 @@ void victim_offer(struct chunk *ch, unsigned i)
 {
 	struct victims *v = ch->file->cache->victims;
 	const uint32_t *at;
-	bool parked, wanted, popular, joins;
+	bool parked, wanted, joins;
 	frame_t frame;
 
 	if (!v || cfile_is_passthrough(ch->file) || page_limit(ch, i) == 0)
@@ -162,15 +162,13 @@ void victim_offer(struct chunk *ch, unsigned i)
 	wanted = !parked && is_wanted(v, ch, i);
 	frame = parked ? 0 : shared_frame(ch, i);
 	joins = frame && slot_of_frame(v, frame);
-	/* What several pages have has been read more than once, too. One slot for these: a hole is not worth more. */
-	popular = frame && !joins && shares_by_others(&ch->file->cache->frames, frame);
 	pthread_mutex_unlock(&v->lock);
 	if (parked)
 		return;
-	if (wanted || joins || popular) {
+	if (wanted || joins) {
 		index_make(ch);
 		pthread_mutex_lock(&v->lock);
-		parked = park(v, ch, i, wanted, popular);
+		parked = park(v, ch, i, wanted);
 		/* It was made in vain. */
 		if (ch->parked->n == 0 && !ch->parked->is_empty) {
 			ch->parked->is_empty = true;

@@ -525,28 +525,6 @@ Test(slots, are_joined_by_pages_that_leave_for_the_first_time)
 	end();
 }
 
-/* As if each had been seen to come again; but a slot is all that they get, of which a hole or a scan may have many. */
-Test(slots, are_had_by_pages_of_which_home_has_several)
-{
-	begin_parked(KINDS);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
-	fault_disarm_all();
-	fault_arm("dedup.all", -EEXIST, 0, 0);
-	read_all();
-	forget_ghosts();
-	forget_home();
-	settle();
-	expect_parked(KINDS * SHARERS_MOST, KINDS);
-	/* And those of one page are for what comes again. */
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
-	read_page(FIRST);
-	forget_ghosts();
-	forget_home();
-	settle();
-	expect_parked(0, 0);
-	end();
-}
-
 /* ---- the places are needed ---- */
 
 Test(slots, that_are_needed_are_forgotten_by_all_their_pages)
