@@ -94,10 +94,7 @@ static struct slab_shares *shares_make(struct frames *fr, frame_t frame)
 
 	if (there)
 		return there;
-	made = fault_point("shares.memory") ? NULL : malloc(sizeof(*made));
-	/* What it says of a frame means nothing until that is indexed. */
-	if (made)
-		memset(made->indexed, 0, sizeof(made->indexed));
+	made = fault_point("shares.memory") ? NULL : calloc(1, sizeof(*made));
 	if (!made || atomic_compare_exchange_strong(&s->shares, &there, made))
 		return made;
 	free(made);
