@@ -150,6 +150,7 @@ void victim_offer(struct chunk *ch, unsigned i)
 	struct victims *v = ch->file->cache->victims;
 	const uint32_t *at;
 	bool parked, wanted, joins;
+	uint32_t beside;
 	frame_t frame;
 
 	if (!v || cfile_is_passthrough(ch->file) || page_limit(ch, i) == 0)
@@ -161,7 +162,8 @@ void victim_offer(struct chunk *ch, unsigned i)
 		park_again(v, ch, i, *at);
 	wanted = !parked && is_wanted(v, ch, i);
 	frame = parked ? 0 : shared_frame(ch, i);
-	joins = frame && slot_of_frame(v, frame);
+	beside = frame ? slot_of_frame(v, frame) : 0;
+	joins = beside && slot_pages(v, beside) < SHARERS_MOST;
 	pthread_mutex_unlock(&v->lock);
 	if (parked)
 		return;
