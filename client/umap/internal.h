@@ -151,6 +151,7 @@ struct umap_stream {
 	uint64_t forward, backward; /* faults of these pages go on with it; NO_PAGE: none does */
 	uint64_t front;		/* forward: the first page that was not asked for yet; backward: the page behind it */
 	uint32_t window;	/* pages that were asked for last; 0: two faults have not been in order yet */
+	uint64_t used;		/* when it went on last, by region.stream_clock */
 	uint64_t from, n;	/* to be read; n 0: nothing */
 };
 #define NO_PAGE UINT64_MAX
@@ -199,7 +200,7 @@ struct umap_region {
 	int advice;
 	uint64_t next_fault;	/* the page after the last one that was read for a fault */
 	struct umap_stream streams[STREAMS];
-	unsigned n_streams;	/* ever; the oldest gives way */
+	uint64_t stream_clock;
 	bool write_all;		/* the evictor shall write all that is dirty: the program has unmapped it */
 	int error;		/* of writes; kept for the next flush */
 	struct gaia_umap_stats stats;	/* but for what is above, and what can be counted */
@@ -350,6 +351,7 @@ void umap_signal_start(void);
 
 void umap_kick_evictor(struct umap_region *r);
 void umap_kick_reader(struct umap_region *r); /* streams of the region go on */
+bool umap_ending(struct umap_region *r); /* who reads for nobody in particular need not go on */
 int umap_prefetch(struct umap_region *r, uint64_t page, uint64_t n); /* in the background */
 
 /* Read and apply the events that the kernel waits with; faults among them are served later. */

@@ -15,17 +15,28 @@ static uint64_t behind(const struct umap_region *r, uint64_t page)
 	return r->next_fault > page && r->next_fault - page <= 1 + (uint64_t)r->ahead ? r->next_fault : page + 1;
 }
 
+/* In the place of the one that has not gone on for longest. */
 static void begin(struct umap_region *r, uint64_t page)
 {
-	r->streams[r->n_streams++ % STREAMS] = (struct umap_stream){
-		.forward = behind(r, page), .backward = page > 0 ? page - 1 : NO_PAGE,
-	};
+	struct umap_stream *oldest = r->streams;
+
+	for (unsigned k = 0; k < STREAMS; k++) {
+		struct umap_stream *s = &r->streams[k];
+
+		/* The same page once more, by another thread for instance. */
+		if (s->used && s->forward == behind(r, page))
+			return;
+		if (s->used < oldest->used)
+			oldest = s;
+	}
+	*oldest = (struct umap_stream){ .forward = behind(r, page), .backward = page > 0 ? page - 1 : NO_PAGE, .used = ++r->stream_clock };
 }
 
 static void go_on(struct umap_region *r, struct umap_stream *s, uint64_t page, bool forward)
 {
 	uint64_t front = s->window ? s->front : forward ? behind(r, page) : page, left = forward ? r->pages - MIN(front, r->pages) : front;
 
+	s->used = ++r->stream_clock;
 	s->window = MIN(s->window ? 2 * s->window : MAX(r->ahead, 1), r->most_ahead);
 	s->n = MIN(left, s->window);
 	s->from = forward ? front : front - s->n;
@@ -38,10 +49,10 @@ bool umap_follow_stream(struct umap_region *r, uint64_t page)
 {
 	if (!r->most_ahead || r->advice == GAIA_UMAP_RANDOM)
 		return false;
-	for (unsigned k = 0; k < MIN(r->n_streams, STREAMS); k++) {
+	for (unsigned k = 0; k < STREAMS; k++) {
 		struct umap_stream *s = &r->streams[k];
 
-		if (page != s->forward && page != s->backward)
+		if (!s->used || (page != s->forward && page != s->backward))
 			continue;
 		/* What it has asked for before is not even begun: whoever touches is faster. */
 		if (s->n)
@@ -56,7 +67,7 @@ bool umap_follow_stream(struct umap_region *r, uint64_t page)
 /* Of a stream that has asked for pages: which, and take them. */
 static bool take(struct umap_region *r, struct umap_stream *out)
 {
-	for (unsigned k = 0; k < MIN(r->n_streams, STREAMS); k++) {
+	for (unsigned k = 0; k < STREAMS; k++) {
 		if (!r->streams[k].n)
 			continue;
 		*out = r->streams[k];
@@ -77,5 +88,5 @@ void umap_read_streams(struct umap_region *r)
 		pthread_mutex_unlock(&r->lock);
 		if (any)
 			umap_read_ahead(r, s.from, s.n, s.forward != NO_PAGE ? s.forward : s.backward);
-	} while (any);
+	} while (any && !umap_ending(r));
 }

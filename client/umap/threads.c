@@ -40,6 +40,7 @@ static struct {
 	pthread_t fillers[MAX_FILLERS], evictors[MAX_EVICTORS];
 	unsigned n_fillers, n_evictors, max_fillers, max_evictors, max_events;
 	unsigned idle_fillers, idle_evictors;
+	unsigned in_background;	/* fillers that read what nobody has touched: never all of them */
 	bool polling;		/* a filler polls, or serves what it can without waiting */
 	bool wants_evictor;	/* one is to be started, by a filler */
 	int wake;		/* an eventfd: for the one that polls */
@@ -183,8 +184,9 @@ void umap_read_events(void)
 {
 	read_messages();
 	pthread_mutex_lock(&umap.lock);
+	/* Perhaps in a handler. */
 	if (pool.n_faults)
-		wake_filler();
+		poke_filler();
 	pthread_mutex_unlock(&umap.lock);
 }
 
@@ -216,19 +218,23 @@ static int serve(const struct fault *f, enum umap_how how)
 	return err;
 }
 
+bool umap_ending(struct umap_region *r)
+{
+	bool ending;
+
+	pthread_mutex_lock(&umap.lock);
+	ending = r->ending;
+	pthread_mutex_unlock(&umap.lock);
+	return ending;
+}
+
 static void run_job(struct umap_job *j)
 {
 	struct umap_region *r = j->r;
 
-	for (uint64_t i = 0; i < j->n; i++) {
-		bool ending;
-
-		pthread_mutex_lock(&umap.lock);
-		ending = r->ending;
-		pthread_mutex_unlock(&umap.lock);
-		if (ending || umap_bring(r, j->page + i, j->n - i) < 0)
+	for (uint64_t i = 0; i < j->n; i++)
+		if (umap_ending(r) || umap_bring(r, j->page + i, j->n - i) < 0)
 			break;
-	}
 	umap_region_put(r);
 	free(j);
 }
@@ -242,6 +248,12 @@ static struct umap_job *take_job(void)
 		pool.n_jobs--;
 	}
 	return j;
+}
+
+/* Whether there is something to read in the background, and a filler may do so: one is left for faults, and for munmap(2). */
+static bool has_background(void)
+{
+	return (!TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read)) && pool.in_background + 1 < pool.max_fillers;
 }
 
 /* A region whose streams have asked for pages, referenced. */
@@ -260,7 +272,7 @@ static struct umap_region *take_reading(void)
 static void poll_messages(void)
 {
 	struct pollfd fds[] = { { umap.kernel.uffd, POLLIN, 0 }, { pool.wake, POLLIN, 0 }, { umap.kernel.by_signal, POLLIN, 0 } };
-	bool busy = pool.n_faults || !TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read) || pool.wants_evictor;
+	bool busy = pool.n_faults || has_background() || pool.wants_evictor;
 	uint64_t n;
 
 	pthread_mutex_unlock(&umap.lock);
@@ -288,7 +300,7 @@ static void *filler(void *arg)
 
 	pthread_mutex_lock(&umap.lock);
 	while (!umap.stopping) {
-		bool poller = !pool.polling, fault;
+		bool poller = !pool.polling, fault, background;
 		int err = -EBUSY;
 
 		if (poller) {
@@ -297,8 +309,9 @@ static void *filler(void *arg)
 		}
 		start_evictor();
 		fault = take_fault(&f);
-		reading = fault ? NULL : take_reading();
-		j = fault || reading ? NULL : take_job();
+		background = !fault && has_background();
+		reading = background ? take_reading() : NULL;
+		j = background && !reading ? take_job() : NULL;
 		if (fault && poller) {
 			pthread_mutex_unlock(&umap.lock);
 			err = serve(&f, UMAP_QUICK);
@@ -306,8 +319,9 @@ static void *filler(void *arg)
 		}
 		if (poller)
 			pool.polling = false;
-		if (fault ? err == -EBUSY : reading || j) {
-			if (!pool.polling || pool.n_faults || !TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read))
+		if (fault ? err == -EBUSY : background) {
+			pool.in_background += background;
+			if (!pool.polling || pool.n_faults || has_background())
 				wake_filler();
 			pthread_mutex_unlock(&umap.lock);
 			if (fault) {
@@ -319,6 +333,7 @@ static void *filler(void *arg)
 				run_job(j);
 			}
 			pthread_mutex_lock(&umap.lock);
+			pool.in_background -= background;
 		} else if (!poller && !fault) {
 			pool.idle_fillers++;
 			pthread_cond_wait(&umap.work, &umap.lock);
@@ -412,11 +427,12 @@ void umap_kick_evictor(struct umap_region *r)
 		r->evict_queued = true;
 		r->refs++;
 		TAILQ_INSERT_TAIL(&umap.to_evict, r, evict_link);
-		if (!pool.idle_evictors && pool.n_evictors < pool.max_evictors) {
-			pool.wants_evictor = true;
-			poke_filler();
-		}
 		pthread_cond_signal(&umap.evict);
+	}
+	/* Also if the region waits for one that could not be started. */
+	if (r->evict_queued && !pool.idle_evictors && pool.n_evictors < pool.max_evictors && !umap.stopping) {
+		pool.wants_evictor = true;
+		poke_filler();
 	}
 	pthread_mutex_unlock(&umap.lock);
 }
@@ -474,7 +490,7 @@ void umap_threads_forget(void)
 	if (pool.n_fillers && pool.wake >= 0 && !umap.stopping)
 		close(pool.wake);
 	pool.wake = -1;
-	pool.n_fillers = pool.n_evictors = pool.idle_fillers = pool.idle_evictors = 0;
+	pool.n_fillers = pool.n_evictors = pool.idle_fillers = pool.idle_evictors = pool.in_background = 0;
 	pool.first_fault = pool.n_faults = 0;
 	pool.polling = pool.wants_evictor = false;
 	TAILQ_INIT(&pool.jobs);

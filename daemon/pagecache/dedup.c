@@ -315,16 +315,25 @@ static bool becomes_own(const struct chunk *ch, unsigned i)
 	return (shares_by_others(fr, frame) && fault_point("break.shared_written")) || shares_own(fr, frame);
 }
 
+/* No more than were found: else it would be long before others count again. */
+static void found_in_vain(struct dedup_sample *sa, unsigned n)
+{
+	unsigned vain = atomic_load_explicit(&sa->vain, memory_order_relaxed) + n;
+
+	atomic_store_explicit(&sa->vain, MIN(vain, atomic_load_explicit(&sa->found, memory_order_relaxed)), memory_order_relaxed);
+}
+
 static void page_move(struct chunk *ch, unsigned i, frame_t frame)
 {
 	struct cache *c = ch->file->cache;
-	unsigned sample = in_sample(ch->file, page_ptr(ch, i));
-	frame_t old;
+	frame_t old = page_at(ch, i)->frame;
+	/* Zeros are not in the sample when they are found, either. */
+	unsigned sample = shares_zeros(&c->frames, old) ? 0 : in_sample(ch->file, page_ptr(ch, i));
 
 	memcpy(frame_ptr(&c->frames, frame), page_ptr(ch, i), GAIA_PAGE);
 	if (sample) {
-		atomic_fetch_add_explicit(&ch->file->dedup.sample.vain, sample, memory_order_relaxed);
-		atomic_fetch_add_explicit(&c->dedup->all.vain, 1, memory_order_relaxed);
+		found_in_vain(&ch->file->dedup.sample, sample);
+		found_in_vain(&c->dedup->all, 1);
 	}
 	count(CTR_dedup_unshared, 1);
 	old = page_set_frame(ch, i, frame);

@@ -51,11 +51,6 @@ static uint64_t owner_of(const void *who, unsigned page)
 	return at / 16 * (OWNER_PAGE + 1) | page;
 }
 
-static struct sharers *owner_sharers(uint64_t owner)
-{
-	return (struct sharers *)owner_index(owner);
-}
-
 static unsigned sharer_find(const struct sharers *sh, const struct parked *p, unsigned page)
 {
 	uint64_t who = owner_of(p, page);
@@ -73,6 +68,21 @@ static void note_all_back(uint64_t *owner)
 	*owner = sh->n_back == sh->n ? *owner | OWNER_BACK : *owner & ~OWNER_BACK;
 }
 
+/* Few are left of many: they would take the place of those for ever. */
+static void sharers_shrink(uint64_t *owner)
+{
+	struct sharers *sh = owner_sharers(*owner);
+	unsigned room = sh->room / 2;
+
+	if (sh->room <= SHARERS_LEAST || sh->n > sh->room / 4)
+		return;
+	sh = realloc(sh, sizeof(*sh) + room * sizeof(sh->owner[0]));
+	if (!sh)
+		return;
+	sh->room = room;
+	*owner = owner_of(sh, 0) | OWNER_MANY | (*owner & OWNER_STATE);
+}
+
 static void sharer_remove(uint64_t *owner, const struct parked *p, unsigned page)
 {
 	struct sharers *sh = owner_sharers(*owner);
@@ -81,6 +91,7 @@ static void sharer_remove(uint64_t *owner, const struct parked *p, unsigned page
 	sh->n_back -= !!(sh->owner[k] & OWNER_BACK);
 	sh->owner[k] = sh->owner[--sh->n];
 	if (sh->n > 1) {
+		sharers_shrink(owner);
 		note_all_back(owner);
 		return;
 	}
@@ -92,7 +103,7 @@ static void sharer_remove(uint64_t *owner, const struct parked *p, unsigned page
 static struct sharers *sharers_make(uint64_t *owner)
 {
 	struct sharers *sh = *owner & OWNER_MANY ? owner_sharers(*owner) : NULL;
-	unsigned room = sh ? 2 * sh->room : 4;
+	unsigned room = sh ? 2 * sh->room : SHARERS_LEAST;
 
 	if (sh && sh->n < sh->room)
 		return sh;

@@ -608,6 +608,8 @@ static unsigned check_slot(struct victims *v, uint32_t slot, const char *bytes)
 	bug_on(*owner & OWNER_STATE & ~OWNER_BACK);
 	page = owner_pages(owner, &n);
 	bug_on(n > SHARERS_MOST || (n == 0) != (*owner == 0) || (n > 1) != !!(*owner & OWNER_MANY));
+	/* (Unless there was no memory for fewer.) */
+	bug_on(n > 1 && owner_sharers(*owner)->room > SHARERS_LEAST && n <= owner_sharers(*owner)->room / 4);
 	for (unsigned k = 0; k < n; k++) {
 		struct parked *p = owner_index(page[k]);
 		unsigned i = page[k] & OWNER_PAGE;

@@ -49,6 +49,7 @@ struct sharers {
 };
 /* A slot is searched for a page of it, with victims.lock held. */
 #define SHARERS_MOST 64u
+#define SHARERS_LEAST 4u /* places */
 
 /* What a slot was filled from. */
 struct slot_frame {
@@ -136,6 +137,11 @@ static inline uint64_t *slot_owner(const struct victims *v, uint32_t slot)
 static inline struct parked *owner_index(uint64_t owner)
 {
 	return (struct parked *)(uintptr_t)((owner & OWNER_WHO) / (OWNER_PAGE + 1) * 16);
+}
+/* OWNER_MANY is set. */
+static inline struct sharers *owner_sharers(uint64_t owner)
+{
+	return (struct sharers *)owner_index(owner);
 }
 /* The pages that are parked there, @n of them. */
 static inline const uint64_t *owner_pages(const uint64_t *owner, unsigned *n)

@@ -635,6 +635,25 @@ Test(shares, are_looked_for_less_where_all_are_written_soon)
 	end();
 }
 
+/* They need not be looked for. The daemon's secret has them in the sample now and then. */
+Test(shares, of_zeros_say_nothing_of_others)
+{
+	char page[GAIA_PAGE];
+
+	for (unsigned round = 0; round < 100; round++) {
+		begin(&(struct rig_options){ .devices = 0, .dedup = CACHE_DEDUP_HOME }, AT(8));
+		for (unsigned i = 0; i < 8; i++)
+			cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+		cr_assert_eq(saved(), 7u);
+		kf->cfile->dedup.sample.found = 100;
+		memset(page, 1, sizeof(page));
+		for (unsigned i = 0; i < 8; i++)
+			cr_assert_eq(cpu_write_direct(kf, page, GAIA_PAGE, AT(i)), 0);
+		cr_assert_eq(kf->cfile->dedup.sample.vain, 0u);
+		end();
+	}
+}
+
 /* ---- several threads ---- */
 
 #define THREADS 4u

@@ -555,11 +555,17 @@ Test(umap, streams_are_told_apart)
 		touch(rig, STREAM_PAGES - 1 - k);
 	}
 	wait_for_ahead(rig, 1 + 2);
+	/* Together more than there are streams; but these two go on between. */
 	for (unsigned k = 0; k < 5; k++)
 		touch(rig, 100 + 7 * k);
 	touch(rig, 3);
 	touch(rig, STREAM_PAGES - 3);
 	wait_for_ahead(rig, 3 + 2 + 2);
+	for (unsigned k = 5; k < 10; k++)
+		touch(rig, 100 + 7 * k);
+	touch(rig, 4);
+	touch(rig, STREAM_PAGES - 4);
+	wait_for_ahead(rig, 7 + 4 + 4);
 	rig_unmap(rig);
 }
 
