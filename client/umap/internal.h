@@ -255,6 +255,8 @@ void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t 
 
 /* ---- streams.c ---- */
 
+/* A fault of the page would be in order: so it is read together with those behind it. The lock is held. */
+bool umap_goes_on(const struct umap_region *r, uint64_t page);
 /* A fault of the page has been served. True: umap_kick_reader() is to be called. The lock is held. */
 bool umap_follow_stream(struct umap_region *r, uint64_t page);
 /* Read what the region's streams have asked for. No lock is held. */

@@ -314,7 +314,7 @@ int umap_fault(struct umap_region *r, uint64_t at, bool write, enum umap_how how
 
 	pthread_mutex_lock(&r->lock);
 	err = bring(r, page,
-		    r->advice == GAIA_UMAP_SEQUENTIAL || (r->advice == GAIA_UMAP_NORMAL && page == r->next_fault) ? 1 + r->ahead : 1,
+		    r->advice == GAIA_UMAP_SEQUENTIAL || (r->advice == GAIA_UMAP_NORMAL && umap_goes_on(r, page)) ? 1 + r->ahead : 1,
 		    at, write && r->writable, how);
 	if (err != -EBUSY || how != UMAP_QUICK) {
 		r->stats.faults++;

@@ -45,6 +45,15 @@ static void go_on(struct umap_region *r, struct umap_stream *s, uint64_t page, b
 	s->backward = !forward && s->n ? front - 1 : NO_PAGE;
 }
 
+bool umap_goes_on(const struct umap_region *r, uint64_t page)
+{
+	bool any = page == r->next_fault;
+
+	for (unsigned k = 0; k < STREAMS; k++)
+		any |= r->streams[k].used && page == r->streams[k].forward;
+	return any;
+}
+
 bool umap_follow_stream(struct umap_region *r, uint64_t page)
 {
 	if (!r->most_ahead || r->advice == GAIA_UMAP_RANDOM)

@@ -454,7 +454,8 @@ Test(umap, sequential_faults_read_ahead_and_random_ones_do_not)
 	rig->config.read_ahead = 7;
 	rig_map(rig);
 	cr_assert_arr_eq(rig->view, rig->content, rig->length);
-	cr_assert_leq(rig_stats(rig).faults, 256 / 8 + 1);
+	/* Eight or more at a time, at once or in the background; what is touched while that is coming is a fault as well. */
+	cr_assert_leq(rig_stats(rig).reads, 256 / 3);
 	rig_unmap(rig);
 	rig = rig_create(256 * 4096);
 	rig->config.read_ahead = 7;
@@ -549,23 +550,23 @@ Test(umap, streams_are_told_apart)
 {
 	struct rig *rig = begin_stream();
 
-	/* The first reads one more. */
+	/* Forward both read one more, at once. */
 	for (unsigned k = 0; k < 2; k++) {
 		touch(rig, 2 * k);
 		touch(rig, STREAM_PAGES - 1 - k);
 	}
-	wait_for_ahead(rig, 1 + 2);
+	wait_for_ahead(rig, 2 + 2);
 	/* Together more than there are streams; but these two go on between. */
 	for (unsigned k = 0; k < 5; k++)
 		touch(rig, 100 + 7 * k);
-	touch(rig, 3);
+	touch(rig, 4);
 	touch(rig, STREAM_PAGES - 3);
-	wait_for_ahead(rig, 3 + 2 + 2);
+	wait_for_ahead(rig, 4 + 2 + 2);
 	for (unsigned k = 5; k < 10; k++)
 		touch(rig, 100 + 7 * k);
-	touch(rig, 4);
+	touch(rig, 5);
 	touch(rig, STREAM_PAGES - 4);
-	wait_for_ahead(rig, 7 + 4 + 4);
+	wait_for_ahead(rig, 8 + 4 + 4);
 	rig_unmap(rig);
 }
 
