@@ -42,12 +42,7 @@ static void mark(unsigned page, unsigned kind)
 		*(unsigned *)(bytes + AT(page) + i) = kind + 1 + i;
 }
 
-static void read_all(void)
-{
-	cr_assert_eq(cpu_read_direct(kf, seen, sizeof(seen), 0), (ssize_t)sizeof(seen));
-	for (unsigned i = 0; i < PAGES; i++)
-		cr_assert_eq(memcmp(seen + AT(i), bytes + AT(i), GAIA_PAGE), 0, "page %u", i);
-}
+#include "parked_pages.h"
 
 static void read_page(unsigned page)
 {
@@ -59,18 +54,6 @@ static void write_page(unsigned page, unsigned kind)
 {
 	mark(page, kind);
 	cr_assert_eq(cpu_write_direct(kf, bytes + AT(page), GAIA_PAGE, AT(page)), 0);
-}
-
-static void forget_home(void)
-{
-	cr_assert_eq(cpu_fsync(kf), 0);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
-}
-
-/* Until what is under way to devices has got there; also checks everything. */
-static void settle(void)
-{
-	cache_check(rig->cache);
 }
 
 /* What left home lately is forgotten. */
@@ -736,37 +719,20 @@ Test(slots, are_had_alone_where_there_is_no_memory_to_share_them)
 	}
 }
 
+static void begin_parked_equal(void)
+{
+	begin_parked(KINDS);
+}
+
+static void write_two(unsigned round)
+{
+	write_page(round, 50);
+	write_page(100 + round, 50);
+}
+
 Test(slots, survive_the_failure_of_any_operation)
 {
-	static const struct {
-		const char *point;
-		int err;
-	} faults[] = {
-		{ "device.alloc", -ENOMEM }, { "device.submit", -EIO }, { "device.copy_in", -EIO }, { "device.copy_out", -EIO },
-		{ "device.copy_out", -ENODEV },
-	};
-	struct client *cl;
-
-	for (unsigned k = 0; k < ARRAY_LEN(faults); k++)
-		for (unsigned after = 0; after < 6; after++) {
-			begin_parked(KINDS);
-			cl = client_create(kf, 0, GAIA_PROT_RW, sizeof(bytes));
-			fault_arm(faults[k].point, faults[k].err, after, 2);
-			/* What fails may fail; what is read is right. */
-			for (unsigned round = 0; round < 3; round++) {
-				read_all();
-				if (!client_acquire(cl, AT(64 * round), AT(10), GAIA_PROT_READ))
-					(void)client_release(cl, AT(64 * round), AT(10));
-				(void)cache_evict(kf->cfile, 0, 0, 0);
-				write_page(round, 50);
-				write_page(100 + round, 50);
-				forget_home();
-				settle();
-			}
-			fault_disarm_all();
-			read_all();
-			end();
-		}
+	fail_each_operation(begin_parked_equal, write_two);
 }
 
 Test(slots, that_are_under_way_may_be_joined_and_left)

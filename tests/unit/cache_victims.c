@@ -43,24 +43,7 @@ static uint64_t parked(void)
 	return n;
 }
 
-static void read_all(void)
-{
-	cr_assert_eq(cpu_read_direct(kf, seen, sizeof(seen), 0), (ssize_t)sizeof(seen));
-	for (unsigned i = 0; i < PAGES; i++)
-		cr_assert_eq(memcmp(seen + AT(i), bytes + AT(i), GAIA_PAGE), 0, "page %u", i);
-}
-
-static void forget_home(void)
-{
-	cr_assert_eq(cpu_fsync(kf), 0);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
-}
-
-/* Until what is under way to devices has got there; also checks everything. */
-static void settle(void)
-{
-	cache_check(rig->cache);
-}
+#include "parked_pages.h"
 
 static void begin_with(const struct rig_options *options)
 {
@@ -467,35 +450,13 @@ Test(victims, on_a_device_that_is_lost_cost_nothing)
 	end();
 }
 
+static void nothing_else(unsigned round)
+{
+}
+
 Test(victims, survive_the_failure_of_any_operation)
 {
-	static const struct {
-		const char *point;
-		int err;
-	} faults[] = {
-		{ "device.alloc", -ENOMEM }, { "device.submit", -EIO }, { "device.copy_in", -EIO }, { "device.copy_out", -EIO },
-		{ "device.copy_out", -ENODEV },
-	};
-	struct client *cl;
-
-	for (unsigned k = 0; k < ARRAY_LEN(faults); k++)
-		for (unsigned after = 0; after < 6; after++) {
-			begin_parked();
-			cl = client_create(kf, 0, GAIA_PROT_RW, sizeof(bytes));
-			fault_arm(faults[k].point, faults[k].err, after, 2);
-			/* What fails may fail; what is read is right. */
-			for (unsigned round = 0; round < 3; round++) {
-				read_all();
-				if (!client_acquire(cl, AT(64 * round), AT(10), GAIA_PROT_READ))
-					(void)client_release(cl, AT(64 * round), AT(10));
-				(void)cache_evict(kf->cfile, 0, 0, 0);
-				forget_home();
-				settle();
-			}
-			fault_disarm_all();
-			read_all();
-			end();
-		}
+	fail_each_operation(begin_parked, nothing_else);
 }
 
 Test(victims, that_are_under_way_are_read_from_the_store_and_may_change)
