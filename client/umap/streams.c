@@ -34,15 +34,24 @@ static void begin(struct umap_region *r, uint64_t page)
 
 static void go_on(struct umap_region *r, struct umap_stream *s, uint64_t page, bool forward)
 {
-	uint64_t front = s->window ? s->front : forward ? behind(r, page) : page, left = forward ? r->pages - MIN(front, r->pages) : front;
+	uint64_t next = forward ? behind(r, page) : page, front = !s->window ? next : forward ? MAX(s->front, next) : MIN(s->front, next);
 
 	s->used = ++r->stream_clock;
 	s->window = MIN(s->window ? 2 * s->window : MAX(r->ahead, 1), r->most_ahead);
-	s->n = MIN(left, s->window);
+	s->n = MIN(forward ? r->pages - MIN(front, r->pages) : front, s->window);
 	s->from = forward ? front : front - s->n;
 	s->front = forward ? front + s->n : s->from;
 	s->forward = forward && s->n ? front : NO_PAGE;
 	s->backward = !forward && s->n ? front - 1 : NO_PAGE;
+}
+
+/* Whoever touches is faster than what was asked for, which is not even begun. The next fault of the stream is one behind that. */
+static void skip(struct umap_stream *s)
+{
+	if (s->forward != NO_PAGE)
+		s->forward = s->front;
+	else
+		s->backward = s->front > 0 ? s->front - 1 : NO_PAGE;
 }
 
 bool umap_goes_on(const struct umap_region *r, uint64_t page)
@@ -63,10 +72,10 @@ bool umap_follow_stream(struct umap_region *r, uint64_t page)
 
 		if (!s->used || (page != s->forward && page != s->backward))
 			continue;
-		/* What it has asked for before is not even begun: whoever touches is faster. */
 		if (s->n)
-			return true;
-		go_on(r, s, page, page == s->forward);
+			skip(s);
+		else
+			go_on(r, s, page, page == s->forward);
 		return s->n;
 	}
 	begin(r, page);
@@ -96,6 +105,6 @@ void umap_read_streams(struct umap_region *r)
 		any = take(r, &s);
 		pthread_mutex_unlock(&r->lock);
 		if (any)
-			umap_read_ahead(r, s.from, s.n, s.forward != NO_PAGE ? s.forward : s.backward);
+			umap_read_ahead(r, s.from, s.n, s.forward != NO_PAGE ? s.from : s.from + s.n - 1);
 	} while (any && !umap_ending(r));
 }

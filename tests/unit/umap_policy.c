@@ -1,8 +1,9 @@
-/* The policies of gaia/umap.h beside plain models of them. */
+/* The policies of gaia/umap.h beside plain models of them; and streams of faults, of which nothing is read. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../client/umap/internal.h"
 #include "../../client/umap/policy.h"
 
 #define SLOTS 16
@@ -213,4 +214,44 @@ Test(umap_policy, s3fifo_keeps_what_is_read_again_beside_a_scan)
 
 	cr_assert_gt(s3, 20000, "of 25,000 reads %u found their page", s3);
 	cr_assert_gt(s3, 4 * fifo);
+}
+
+/* ---- streams ---- */
+
+/* What the region's only stream asks for, and takes: how many pages from *@from on. */
+static uint64_t asked(struct umap_region *r, uint64_t *from)
+{
+	uint64_t n = r->streams[0].n;
+
+	*from = r->streams[0].from;
+	r->streams[0].n = 0;
+	return n;
+}
+
+/* Faults come before anything that was asked for is begun: the stream goes on behind that, and asks for nothing twice. */
+Test(umap_policy, a_stream_goes_on_where_faults_are_faster)
+{
+	struct umap_region r = { .pages = 100, .most_ahead = 4 };
+	uint64_t from;
+
+	cr_assert_not(umap_follow_stream(&r, 10));
+	cr_assert(umap_follow_stream(&r, 11));
+	cr_assert_eq(r.streams[0].n, 1);
+	cr_assert(umap_follow_stream(&r, 12), "it is asked for still");
+	cr_assert_eq(asked(&r, &from), 1);
+	cr_assert_eq(from, 12);
+	cr_assert(umap_follow_stream(&r, 13));
+	cr_assert_eq(asked(&r, &from), 2);
+	cr_assert_eq(from, 14);
+	/* And backward, to the beginning. */
+	r = (struct umap_region){ .pages = 100, .most_ahead = 4 };
+	cr_assert_not(umap_follow_stream(&r, 5));
+	cr_assert(umap_follow_stream(&r, 4));
+	cr_assert(umap_follow_stream(&r, 3), "it is asked for still");
+	cr_assert_eq(asked(&r, &from), 1);
+	cr_assert_eq(from, 3);
+	cr_assert(umap_follow_stream(&r, 2));
+	cr_assert_eq(asked(&r, &from), 2);
+	cr_assert_eq(from, 0);
+	cr_assert_not(umap_follow_stream(&r, 1));
 }
