@@ -19,6 +19,7 @@ static struct handover *handover_begin(struct client *c, uint64_t map)
 {
 	struct handover *h = xcalloc(1, sizeof(*h));
 
+	h->client = c;
 	h->seq = c->seq + 1;
 	h->map = map;
 	pthread_mutex_lock(&c->lock);
@@ -76,8 +77,9 @@ static int handover_end(struct client *c, struct handover *h)
  * client costs a worker no more than this time. (A client that was killed may be unable to end before this request
  * is answered: hence the check for that.)
  */
-static int handover_await(struct client *c, struct handover *h)
+int control_granted(struct handover *h)
 {
+	struct client *c = h->client;
 	uint64_t now = now_ns();
 	/* Longer in tests that need the answer, which a busy machine may delay. */
 	uint64_t deadline = now + (fault_point("grant.patience") ? 60 : 1) * GRANT_TIMEOUT_NS;
@@ -92,7 +94,7 @@ static int handover_await(struct client *c, struct handover *h)
 }
 
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
-		  unsigned n, uint64_t *seq)
+		  unsigned n, uint64_t *seq, struct handover **answer)
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_GRANT, .map = map, .prot = prot, .count = n };
 	struct client *c = client;
@@ -109,10 +111,10 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 	for (unsigned i = 0; i < n; i++)
 		close(fd[i]);
 	/* If sending failed the client has been disconnected. */
-	if (h)
-		err = handover_await(c, h);
-	if (!err)
-		*seq = msg.seq;
+	if (err && h)
+		return control_granted(h);
+	*seq = msg.seq;
+	*answer = h;
 	return err;
 }
 

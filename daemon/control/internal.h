@@ -67,7 +67,7 @@
  * work of a GPU.
  */
 #define GRANT_TIMEOUT_NS 1000000000ull
-#define MAX_LATE 1024 /* late answers that a client may owe: at most one for each of its threads that acquire */
+#define MAX_LATE 1024 /* late answers that a client may owe: at most two for each of its threads that acquire */
 #define REVOKE_LOOK_NS 100000000ull /* between two checks whether clients that do not answer are ending */
 #define REVOKE_LOOK_MOST_NS 5000000ull /* the most that such a check takes */
 #define REVOKES_AT_ONCE 64u /* that a client may have unanswered; a socket has room for twice as many */
@@ -188,6 +188,7 @@ struct revocation {
 /* A GRANT for which the client owes an answer. The thread that sent it waits for a while; see `late`. */
 struct handover {
 	/* Constant. */
+	struct client *client;
 	uint64_t seq, map;
 	/* client.lock. */
 	bool answered;		/* and so not in the list any more */

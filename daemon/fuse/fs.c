@@ -141,6 +141,7 @@ static void host_invalidate(void *arg, void *cookie, off_t off, off_t len)
 static const struct cache_host host = {
 	.invalidate = host_invalidate,
 	.grant = control_grant,
+	.granted = control_granted,
 	.revoke = control_revoke,
 	.revoke_many = control_revoke_many,
 	.revoke_soon = control_revoke_soon,

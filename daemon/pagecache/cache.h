@@ -35,6 +35,7 @@
 struct cache;
 struct cfile;
 struct chunk;
+struct handover;
 struct mapping;
 
 /* A chunk that is to be taken back from the client of a mapping, and the result. */
@@ -62,12 +63,19 @@ struct cache_host {
 	 * Hand chunks of a mapping's file (idx[0..n)) to its client, to be mapped
 	 * by descriptors fd[i], which the callee closes, also on error. *@seq: the message that the client must have
 	 * handled before it uses them; rises, from 1 on. A chunk that the client maps is not handed to it again. @n is at most
-	 * GAIA_MSG_CHUNKS; all or none. -ENOTCONN: the client is gone. Another error: the client says that it cannot map them. Then
+	 * GAIA_MSG_CHUNKS; all or none. *@answer: the client's answer, for granted(); NULL: it does not answer. -ENOTCONN: the client is
+	 * gone. [W]
+	 */
+	int (*grant)(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
+		     unsigned n, uint64_t *seq, struct handover **answer);
+
+	/*
+	 * Wait for the client's answer to a grant(), and free @answer. 0: it maps the chunks; or it has not answered for long. -ENOTCONN: it
+	 * is gone. Another error: it says that it cannot map them. Then
 	 * nothing is acquired, and they are handed over again when needed; but as the client may lie they are taken back as if it had
 	 * mapped them. [W]
 	 */
-	int (*grant)(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
-		     unsigned n, uint64_t *seq);
+	int (*granted)(struct handover *answer);
 
 	/*
 	 * Take a chunk back: returns 0 when the client has unmapped it. -ENOTCONN: the client is

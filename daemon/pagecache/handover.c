@@ -182,23 +182,30 @@ static int show(struct cfile *f, struct grant **g, unsigned *n)
 	return err;
 }
 
-static int deliver(struct mapping *m, struct grant **g, unsigned n)
+/* Chunks that are handed to the client by one message. */
+struct delivery {
+	struct grant *g[GAIA_MSG_CHUNKS];
+	unsigned n;
+	uint64_t seq;
+	struct handover *answer; /* what the client says; NULL: nothing */
+	bool sent;
+};
+
+static int deliver(struct mapping *m, struct delivery *d)
 {
 	const struct cache_host *host = &m->file->cache->host;
 	struct device *dev = m->dev->dev;
-	unsigned shown;
-	uint64_t idx[GAIA_MSG_CHUNKS], seq = 0;
+	uint64_t idx[GAIA_MSG_CHUNKS];
 	int fd[GAIA_MSG_CHUNKS], err = 0;
-	bool sent = false;
-	unsigned k;
+	unsigned shown, k;
 
-	for (k = 0; k < n && !err; k += shown) {
-		shown = MIN(n - k, SHOWN_AT_ONCE);
-		err = show(m->file, g + k, &shown);
+	for (k = 0; k < d->n && !err; k += shown) {
+		shown = MIN(d->n - k, SHOWN_AT_ONCE);
+		err = show(m->file, d->g + k, &shown);
 	}
-	for (k = 0; k < n && !err; k++) {
-		idx[k] = g[k]->index;
-		fd[k] = dev->ops->export_fd(dev, g[k]->replica->mem, m->export_write);
+	for (k = 0; k < d->n && !err; k++) {
+		idx[k] = d->g[k]->index;
+		fd[k] = dev->ops->export_fd(dev, d->g[k]->replica->mem, m->export_write);
 		if (fd[k] < 0) {
 			err = fd[k];
 			log_error("device %s: exporting a chunk: %s", dev->name, strerror(-err));
@@ -206,33 +213,60 @@ static int deliver(struct mapping *m, struct grant **g, unsigned n)
 				close(fd[--k]);
 		}
 	}
-	if (!err) {
-		(void)fault_point("acquire.before_grant");
-		sent = true;
-		err = host->grant(m->client, m->id, m->prot, idx, fd, n, &seq);
-	}
-	for (k = 0; k < n; k++)
-		delivery_end(g[k], err ? 0 : seq, sent);
+	if (err)
+		return err;
+	(void)fault_point("acquire.before_grant");
+	d->sent = true;
+	return host->grant(m->client, m->id, m->prot, idx, fd, d->n, &d->seq, &d->answer);
+}
+
+/* The delivery ends: with @err, or with what the client answers. It may begin again then. */
+static int deliver_end(const struct mapping *m, struct delivery *d, int err)
+{
+	if (!err && d->answer)
+		err = m->file->cache->host.granted(d->answer);
+	for (unsigned k = 0; k < d->n; k++)
+		delivery_end(d->g[k], err ? 0 : d->seq, d->sent);
+	*d = (struct delivery){ .n = 0 };
 	return err;
+}
+
+/*
+ * Hand over those chunks that nobody is handing over. While the client maps what one message has brought, the next one is made ready: to map
+ * a chunk of a GPU, and to export it, takes tens of microseconds each.
+ */
+static int deliver_mine(struct mapping *m, struct grant **grant, uint64_t n)
+{
+	struct delivery two[2] = { { .n = 0 } }, *d, *before;
+	unsigned at = 0;
+	int err = 0, ended;
+
+	for (uint64_t i = 0; i < n && !err; i++) {
+		d = &two[at];
+		before = &two[!at];
+		if (delivery_begin(grant[i]))
+			d->g[d->n++] = grant[i];
+		if (d->n == 0 || (d->n < GAIA_MSG_CHUNKS && i + 1 < n))
+			continue;
+		err = deliver(m, d);
+		ended = deliver_end(m, before, 0);
+		if (err)
+			(void)deliver_end(m, d, err);
+		err = ended ? ended : err;
+		at = !at;
+	}
+	ended = deliver_end(m, &two[!at], 0);
+	return err ? err : ended;
 }
 
 int grants_deliver(struct mapping *m, struct grant **grant, uint64_t n)
 {
-	struct grant *mine[GAIA_MSG_CHUNKS];
 	uint64_t seq = 0;
 	bool missing = n > 0;
-	unsigned k = 0;
 	int err = 0;
 
 	while (missing && !err) {
-		for (uint64_t i = 0; i < n && !err; i++) {
-			if (delivery_begin(grant[i]))
-				mine[k++] = grant[i];
-			if (k == GAIA_MSG_CHUNKS || (k > 0 && i + 1 == n)) {
-				err = deliver(m, mine, k);
-				k = 0;
-			}
-		}
+		err = deliver_mine(m, grant, n);
 		/* Only now: a thread that hands over what we wait for may be waiting for what we hand over. */
 		missing = false;
 		for (uint64_t i = 0; i < n && !err; i++)

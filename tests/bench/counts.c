@@ -186,12 +186,13 @@ static void no_invalidate(void *arg, void *cookie, off_t off, off_t len)
 }
 
 static int grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd, unsigned n,
-		 uint64_t *seq)
+		 uint64_t *seq, struct handover **answer)
 {
 	(void)client, (void)map, (void)prot, (void)idx;
 	for (unsigned i = 0; i < n; i++)
 		close(fd[i]);
 	*seq = 1;
+	*answer = NULL;
 	return 0;
 }
 

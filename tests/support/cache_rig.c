@@ -693,8 +693,15 @@ size_t store_peek(struct kfile *kf, void *buf, size_t len, uint64_t off)
 
 /* ---- clients ---- */
 
+/* A message by which a client was given chunks. */
+struct handover {
+	struct client *client;
+	unsigned nth, n;
+	uint64_t idx[GAIA_MSG_CHUNKS];
+};
+
 static int host_grant(void *arg, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
-		      unsigned n, uint64_t *seq)
+		      unsigned n, uint64_t *seq, struct handover **answer)
 {
 	struct client *cl = arg;
 	bool alive = atomic_load(&cl->alive);
@@ -715,8 +722,13 @@ static int host_grant(void *arg, uint64_t map, unsigned prot, const uint64_t *id
 		close(fd[k]);
 	}
 	*seq = atomic_fetch_add(&cl->granted, n) + n;
+	*answer = xmalloc(sizeof(**answer));
+	**answer = (struct handover){ .client = cl, .nth = atomic_fetch_add(&cl->messages, 1), .n = n };
+	memcpy((*answer)->idx, idx, n * sizeof(*idx));
 	if (rig->after_grant)
 		rig->after_grant(rig->arg, cl, idx[0]);
+	if (!alive)
+		free(*answer);
 	return alive ? 0 : -ENOTCONN;
 }
 
@@ -727,6 +739,19 @@ static void unmap_chunk(struct client *cl, uint64_t idx)
 		munmap(cl->chunk[idx], GAIA_CHUNK);
 	cl->chunk[idx] = NULL;
 	pthread_mutex_unlock(&cl->lock);
+}
+
+static int host_granted(struct handover *answer)
+{
+	struct client *cl = answer->client;
+	int err = 0;
+
+	if (cl->rig->before_answer)
+		err = cl->rig->before_answer(cl->rig->arg, cl, answer->nth);
+	for (unsigned k = 0; k < answer->n && err; k++)
+		unmap_chunk(cl, answer->idx[k]);
+	free(answer);
+	return err;
 }
 
 static int host_revoke(void *arg, uint64_t map, uint64_t idx)
@@ -990,6 +1015,7 @@ static int host_spans(void *arg, int blocks)
 static const struct cache_host host = {
 	.invalidate = host_invalidate,
 	.grant = host_grant,
+	.granted = host_granted,
 	.revoke = host_revoke,
 	.revoke_many = host_revoke_many,
 	.revoke_soon = host_revoke_soon,

@@ -71,6 +71,8 @@ struct rig {
 	void (*before_invalidate)(void *arg, struct kfile *kf, off_t off, off_t len);
 	/* The same for chunks that a client has just been given: the acquire is not complete yet. */
 	void (*after_grant)(void *arg, struct client *cl, uint64_t idx);
+	/* Called when a client's answer to the @nth message by which it was given something (from 0 on) is waited for: what it says. */
+	int (*before_answer)(void *arg, struct client *cl, unsigned nth);
 	/* Called when a client is asked to unmap a chunk, before it does. */
 	void (*_Atomic before_revoke)(void *arg, struct client *cl, uint64_t idx);
 	/* Set by a test: whether a client that is asked for memory takes its time, on any thread. */
@@ -185,6 +187,7 @@ struct client {
 	unsigned second; /* set by a test to 1: its process is the second one */
 	atomic_bool alive;
 	atomic_uint granted, revoked; /* chunks */
+	atomic_uint messages; /* by which it was granted some */
 	pthread_mutex_t lock;
 	/* lock. */
 	unsigned char **chunk; /* where it maps the file's chunks; NULL: it does not */

@@ -177,15 +177,19 @@ static struct granted *make_chunk(struct mapping *m, uint64_t idx)
 /* As the page cache: one packet at a time, and what the client could not map is handed over again. */
 static int grant(struct mapping *m, const uint64_t *idx, const int *fd, unsigned n, uint64_t *seq)
 {
+	struct handover *answer;
 	int err = 0;
 
 	for (unsigned i = 0, k; i < n; i += k) {
 		k = n - i < GAIA_MSG_CHUNKS ? n - i : GAIA_MSG_CHUNKS;
+		answer = NULL;
 		if (!err)
-			err = control_grant(m->client, m->id, m->prot, idx + i, fd + i, k, seq);
+			err = control_grant(m->client, m->id, m->prot, idx + i, fd + i, k, seq, &answer);
 		else
 			for (unsigned j = i; j < i + k; j++)
 				close(fd[j]);
+		if (!err && answer)
+			err = control_granted(answer);
 		pthread_mutex_lock(&lock);
 		for (unsigned j = i; j < i + k; j++) {
 			find_granted(m, idx[j])->seq = *seq;
