@@ -4,7 +4,7 @@
  * A region's memory is a memfd, mapped twice: as the program's *view*, which userfaultfd watches, and as the *desk*, which
  * only the library sees. A page's place in both is its place in the region. What is not in memory is a hole of the memfd.
  *
- *	fault -> a frame is taken -> the page is read to the desk -> UFFDIO_CONTINUE: the view has it
+ *	fault -> a frame is taken -> the page is read to the desk, or written to the memfd -> UFFDIO_CONTINUE: the view has it
  *	view unmapped (MADV_DONTNEED) -> written from the desk if it was stored to -> hole (MADV_REMOVE of the desk)
  *
  * What was stored to: the view's pages are mapped write-protected, and asynchronous protection goes with the first store
@@ -81,6 +81,9 @@ int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait);
 /* Write a range of the desk, but for what lies past the end of a file. */
 int umap_write(struct umap_region *r, uint64_t start, uint64_t n);
 int umap_sync(struct umap_region *r);
+
+/* False also if somebody has closed its descriptor, which may be another file's then: some programs close all that they do not know. */
+bool umap_has_memfd(const struct umap_region *r);
 
 /* Is this thread, or the thread tid, in a function of a store? */
 bool umap_in_store(void);
@@ -166,6 +169,9 @@ struct umap_region {
 	bool writable, is_mmap, is_host; /* neither: it is paged */
 	bool by_signal;		/* who touches serves itself (signal.c) */
 	int uffd;		/* if it is paged */
+	int memfd;		/* -1: its descriptor is closed */
+	uint64_t memfd_dev, memfd_ino;
+	bool copying;		/* somebody writes it; atomic */
 	char *desk;
 	struct umap_segment *segments;
 	size_t n_segments;
@@ -308,6 +314,7 @@ struct umap_process {
 	/* lock */
 	unsigned regions;	/* that are paged, and those being made */
 	bool stopping;
+	unsigned memfds;	/* that are open; atomic */
 	unsigned dead;		/* regions that the program has unmapped as a whole */
 	LIST_HEAD(, umap_region) all;
 	TAILQ_HEAD(, umap_region) to_evict, to_read;

@@ -10,10 +10,6 @@
 
 #include "internal.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 /* ---- mapping ---- */
 
 struct verdict {
@@ -201,7 +197,7 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 /* Fill n pages, the first in this frame. The lock is held, but not meanwhile. */
 static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame, bool quick)
 {
-	int err = 0;
+	int err;
 
 	for (uint64_t i = page; i < page + n; i++) {
 		if (i > page)
@@ -215,11 +211,7 @@ static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame
 		r->n_busy++;
 	}
 	pthread_mutex_unlock(&r->lock);
-	/* In one go: else the copy faults for each 4 KiB. Where there is no memory that would be SIGBUS here. EINVAL: an old kernel. */
-	if (n << r->shift > SMALL_PAGE && madvise(r->desk + page_start(r, page), n << r->shift, MADV_POPULATE_WRITE) && errno != EINVAL)
-		err = -ENOMEM;
-	if (!err)
-		err = umap_read(r, page_start(r, page), n << r->shift, quick);
+	err = umap_read(r, page_start(r, page), n << r->shift, quick);
 	pthread_mutex_lock(&r->lock);
 	fill_ended(r, page, n, err);
 	return err ? err : (int)n;
