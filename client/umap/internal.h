@@ -150,12 +150,14 @@ struct umap_range {
  * fault, which costs little, says that the stream goes on.
  */
 #define STREAMS 8
+#define MOST_AHEAD (4ul << 20)	/* bytes of a window, or one page */
 struct umap_stream {
 	uint64_t forward, backward; /* faults of these pages go on with it; NO_PAGE: none does */
 	uint64_t front;		/* forward: the first page that was not asked for yet; backward: the page behind it */
 	uint32_t window;	/* pages that were asked for last; 0: two faults have not been in order yet */
 	uint64_t used;		/* when it went on last, by region.stream_clock */
 	uint64_t from, n;	/* to be read; n 0: nothing */
+	bool begun;		/* some of what was asked for last has been taken from there */
 };
 #define NO_PAGE UINT64_MAX
 
@@ -265,6 +267,8 @@ void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t 
 bool umap_goes_on(const struct umap_region *r, uint64_t page);
 /* A fault of the page has been served. True: umap_kick_reader() is to be called. The lock is held. */
 bool umap_follow_stream(struct umap_region *r, uint64_t page);
+/* Some of what a stream has asked for, which is not asked for any more then. False: there is nothing. The lock is held. */
+bool umap_take_ahead(struct umap_region *r, struct umap_stream *out);
 /* Read what the region's streams have asked for. No lock is held. */
 void umap_read_streams(struct umap_region *r);
 

@@ -124,7 +124,7 @@ static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
 	r->ahead = c->read_ahead;
 	/* All streams together leave half of the budget to what is used. None if nothing at all is to be read ahead. */
 	if (c->read_ahead || umap_setting("GAIA_UMAP_READ_AHEAD", 0, 0, 1))
-		r->most_ahead = MIN(MAX(MAX_RUN >> r->shift, 1), r->n_frames / (2 * STREAMS));
+		r->most_ahead = MIN(MAX(MOST_AHEAD >> r->shift, 1), r->n_frames / (2 * STREAMS));
 	return 0;
 }
 

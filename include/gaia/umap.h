@@ -167,7 +167,7 @@ struct gaia_umap_config {
 	unsigned evict_low;	/* default: GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD, else 70 */
 	/*
 	 * Pages to read together with one, at once, when faults are in order; default: GAIA_UMAP_READ_AHEAD, else up to 64 KiB. Where they go on in order,
-	 * forward or backward, up to 1 MiB, or a page, is read ahead in the background besides, if the budget has 16 pages or more; not with
+	 * forward or backward, up to 4 MiB, or a page, is read ahead in the background besides, if the budget has 16 pages or more; not with
 	 * GAIA_UMAP_READ_AHEAD=0, unless this is given.
 	 */
 	unsigned read_ahead;
