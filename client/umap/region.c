@@ -15,6 +15,8 @@
 
 #define MAX_PAGE (2ul << 20)
 #define MIN_FRAMES 3
+#define MOST_FREE (8ul << 20)	/* bytes that are made free in the background, by default */
+#define NOT_SET 101		/* no percentage */
 #define KEEP_SHIFT 16		/* of regions with such pages, or that read ahead, memfds stay open... */
 #define MAX_MEMFDS 64		/* ...so many at most */
 
@@ -61,10 +63,6 @@ static int copy_config(const struct gaia_umap_config *from, struct gaia_umap_con
 		c->prot = PROT_READ;
 	if (!c->page_size)
 		c->page_size = page_size_setting();
-	if (!c->evict_high)
-		c->evict_high = umap_setting("GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD", 1, 100, 90);
-	if (!c->evict_low)
-		c->evict_low = umap_setting("GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD", 0, 100, 70);
 	if (!c->read_ahead)
 		c->read_ahead = umap_setting("GAIA_UMAP_READ_AHEAD", 0, UINT32_MAX - 1, (64 << 10) / c->page_size);
 	if (c->reserved || (c->prot != PROT_READ && c->prot != (PROT_READ | PROT_WRITE)) ||
@@ -108,6 +106,19 @@ uint64_t umap_budget(const struct umap_region *r, const struct gaia_umap_config 
 	return pages << r->shift;
 }
 
+/* From how many pages on they leave in the background, and until there are how many. */
+static void set_marks(struct umap_region *r, const struct gaia_umap_config *c)
+{
+	unsigned high = c->evict_high ? c->evict_high : umap_setting("GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD", 1, 100, NOT_SET);
+	unsigned low = c->evict_low ? c->evict_low : umap_setting("GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD", 0, 100, NOT_SET);
+	uint64_t pages = r->n_frames, most = MAX(MOST_FREE >> r->shift, 16);
+
+	/* What is made free at a time has a limit: else much of a large budget stood empty. */
+	r->high = high == NOT_SET ? pages - MIN(pages / 10, most / 2) : (pages * high + 99) / 100;
+	r->low = low == NOT_SET ? pages - MIN((pages * 3 + 9) / 10, most) : pages * low / 100;
+	r->low = MIN(r->low, r->high - 1);
+}
+
 static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
 {
 	uint64_t pages = umap_budget(r, c) >> r->shift;
@@ -116,9 +127,7 @@ static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
 		return -EINVAL;
 	pages = MIN(MIN(MAX(pages, MIN_FRAMES), r->pages), UINT32_MAX - 1);
 	r->n_frames = r->n_free = pages;
-	r->high = (pages * c->evict_high + 99) / 100;
-	r->low = pages * c->evict_low / 100;
-	r->low = MIN(r->low, r->high - 1);
+	set_marks(r, c);
 	if (r->n_frames == r->pages)
 		r->high = UINT32_MAX;	/* all of it fits */
 	r->ahead = c->read_ahead;
