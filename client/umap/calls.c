@@ -52,7 +52,7 @@ static int bring_and_wait(struct umap_region *r, uint64_t page, uint64_t n)
 		if (err <= 0)
 			return err;
 		pthread_mutex_lock(&r->lock);
-		while (r->frame_of[page] && r->frames[frame_of(r, page)].state == FRAME_FILLING)
+		while (r->frame_of[page] && r->frames[frame_of(r, page)].state != FRAME_RESIDENT)
 			pthread_cond_wait(&r->changed, &r->lock);
 		there = r->frame_of[page];
 		pthread_mutex_unlock(&r->lock);

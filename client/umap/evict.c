@@ -9,7 +9,7 @@
 
 #include "internal.h"
 
-#define BATCH 64
+#define BATCH EVICT_BATCH
 #define MOST_FAILURES 8		/* of one call */
 
 /* ---- the list of chosen frames ---- */
@@ -61,15 +61,50 @@ static void to_tail(struct umap_region *r, uint32_t frame)
 
 /* ---- unmapping ---- */
 
-/* Pages in a row, all of them MAPPED. Both locks are held (U5). */
-static int unmap_run(struct umap_region *r, uint64_t page, uint64_t n)
+/* How many pages follow each other. */
+static unsigned in_a_row(const uint64_t *pages, unsigned n)
+{
+	unsigned k = 1;
+
+	while (k < n && pages[k] == pages[0] + k)
+		k++;
+	return k;
+}
+
+/* It is ours still, as far as anybody can tell. */
+static int check_ours(struct umap_region *r, uint64_t start, uint64_t end)
+{
+	return umap_kernel_scan(r->view + start, end - start, false, NULL, NULL);
+}
+
+/* Unmap the pages, in order and no more than BATCH, by one call, if the region is whole. Whether that was done. Both locks are held (U5). */
+static bool unmap_at_once(struct umap_region *r, const uint64_t *pages, unsigned n)
+{
+	struct iovec parts[BATCH];
+	unsigned n_parts = 0, k;
+
+	if (r->n_there != 1 || r->there[0].end - r->there[0].start != r->view_length)
+		return false;
+	for (unsigned i = 0; i < n; i += k) {
+		uint64_t start = page_start(r, pages[i]), end;
+
+		k = in_a_row(pages + i, n - i);
+		end = MIN(page_end(r, pages[i] + k - 1), r->view_length);
+		if (check_ours(r, start, end))
+			return false;
+		parts[n_parts++] = (struct iovec){ r->view + start, end - start };
+	}
+	return umap_kernel_unmap_at_once(parts, n_parts);
+}
+
+/* Pages in a row, all of them MAPPED. done: they have been unmapped. Both locks are held (U5). */
+static int unmap_run(struct umap_region *r, uint64_t page, uint64_t n, bool done)
 {
 	uint64_t start = page_start(r, page), end = MIN(page_end(r, page + n - 1), r->view_length);
 	int err = 0;
 
-	FOR_EACH_THERE(r, start, end, i, a, b) {
-		/* It is ours still, as far as anybody can tell. */
-		err = umap_kernel_scan(r->view + a, b - a, false, NULL, NULL);
+	FOR_EACH_THERE(r, done ? UINT64_MAX : start, end, i, a, b) {
+		err = check_ours(r, a, b);
 		if (!err)
 			err = umap_kernel_unmap(r->view + a, b - a);
 		if (err)
@@ -88,12 +123,13 @@ static int unmap_run(struct umap_region *r, uint64_t page, uint64_t n)
 static void unmap_pages(struct umap_region *r, uint64_t *pages, unsigned n)
 {
 	unsigned k;
+	bool done;
 
 	qsort(pages, n, sizeof(pages[0]), umap_compare_pages);
+	done = n > 1 && unmap_at_once(r, pages, n);
 	for (unsigned i = 0; i < n; i += k) {
-		for (k = 1; i + k < n && pages[i + k] == pages[i] + k;)
-			k++;
-		if (!unmap_run(r, pages[i], k))
+		k = in_a_row(pages + i, n - i);
+		if (!unmap_run(r, pages[i], k, done))
 			continue;
 		for (unsigned j = i; j < i + k; j++) {
 			uint32_t frame = frame_of(r, pages[j]);
@@ -141,6 +177,21 @@ static unsigned choose_victims(struct umap_region *r, uint32_t until, uint32_t m
 
 /* ---- leaving ---- */
 
+/* Drop the first of the chosen ones, as far as they need not be written. The lock is held, but not meanwhile. */
+static unsigned drop_first(struct umap_region *r, unsigned most)
+{
+	uint32_t frames[BATCH];
+	unsigned n = 0;
+
+	for (uint32_t frame = r->chosen_head; frame != NO_FRAME && n < most; frame = r->frames[frame].next) {
+		if (r->frames[frame].flags & (FRAME_DIRTY | FRAME_WRITING))
+			break;
+		frames[n++] = frame;
+	}
+	umap_drop(r, frames, n);
+	return n;
+}
+
 /* Write and drop up to n chosen ones. As umap_evict(). */
 static int leave(struct umap_region *r, uint32_t n)
 {
@@ -168,8 +219,7 @@ static int leave(struct umap_region *r, uint32_t n)
 					to_tail(r, frame);
 			}
 		} else {
-			umap_drop(r, frame, !(f->flags & FRAME_FORCED));
-			freed++;
+			freed += drop_first(r, MIN(n - freed, BATCH));
 		}
 	}
 	if (!freed && (!err || r->n_busy))

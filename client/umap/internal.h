@@ -4,7 +4,7 @@
  * A region's memory is a memfd, mapped twice: as the program's *view*, which userfaultfd watches, and as the *desk*, which
  * only the library sees. A page's place in both is its place in the region. What is not in memory is a hole of the memfd.
  *
- *	fault -> a frame is taken -> the page is read to the desk -> UFFDIO_CONTINUE: the view has it
+ *	fault -> a frame is taken -> the page is read to the desk, or written to the memfd -> UFFDIO_CONTINUE: the view has it
  *	view unmapped (MADV_DONTNEED) -> written from the desk if it was stored to -> hole (MADV_REMOVE of the desk)
  *
  * What was stored to: the view's pages are mapped write-protected, and asynchronous protection goes with the first store
@@ -12,7 +12,8 @@
  * it had gone. So what is found *after* unmapping is exact, and no store can follow it without a fault that we see.
  *
  * Rules:
- *  U1. A page is dropped only under the region's lock, when it is not mapped, not dirty, and not being written or filled.
+ *  U1. A page is chosen to be dropped (LEAVING) only under the region's lock, when it is not mapped, not dirty, and not being written or filled.
+ *	Nobody maps, fills or writes it from then on, until its memory is a hole.
  *  U2. The view is mapped (UFFDIO_CONTINUE) only under the region's lock.
  *  U3. DIRTY is set under the region's lock no later than protection is renewed, and cleared only before a write
  *	of the whole page begins; a failed write sets it again.
@@ -20,7 +21,7 @@
  *  U5. What unmaps pages of the view by their addresses holds events_lock, as does who reads events until they are
  *	applied: else the address may be somebody else's by then (munmap, mremap).
  *  U6. No lock is held while a store or file is read or written.
- *  U7. Threads that serve faults wait only for frames that are being filled or written, which end by themselves.
+ *  U7. Threads that serve faults wait only for frames that are being filled or written, or leave, which end by themselves.
  *
  * Locks, in the order in which they are taken: events_lock, region.lock, process.lock.
  */
@@ -32,6 +33,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
+#include <sys/uio.h>
 
 #pragma GCC visibility push(default)
 #include "gaia/umap.h"
@@ -82,6 +84,9 @@ int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait);
 int umap_write(struct umap_region *r, uint64_t start, uint64_t n);
 int umap_sync(struct umap_region *r);
 
+/* False also if somebody has closed its descriptor, which may be another file's then: some programs close all that they do not know. */
+bool umap_has_memfd(const struct umap_region *r);
+
 /* Is this thread, or the thread tid, in a function of a store? */
 bool umap_in_store(void);
 bool umap_thread_in_store(uint32_t tid);
@@ -107,6 +112,8 @@ void umap_kernel_unregister(int uffd, void *view, uint64_t n);
  */
 int umap_kernel_map(int uffd, void *view, uint64_t n, bool protect, uint64_t *done);
 int umap_kernel_unmap(void *view, uint64_t n);
+/* The same of several parts, by one call. False: some may not be unmapped (Linux before 6.14 cannot do it). */
+bool umap_kernel_unmap_at_once(const struct iovec *parts, unsigned n);
 void umap_kernel_poison(int uffd, void *view);
 void umap_kernel_wake(int uffd, void *view, uint64_t n);
 
@@ -119,7 +126,8 @@ int umap_kernel_scan(void *view, uint64_t n, bool rearm, void (*part)(void *arg,
 
 /* ---- regions ---- */
 
-enum frame_state { FRAME_FREE, FRAME_FILLING, FRAME_RESIDENT };
+/* LEAVING: its memory is becoming a hole. Who touches it waits, as of a FILLING one. */
+enum frame_state { FRAME_FREE, FRAME_FILLING, FRAME_RESIDENT, FRAME_LEAVING };
 
 /* flags of a resident frame */
 #define FRAME_MAPPED 1u		/* some of it may be mapped in the view */
@@ -129,7 +137,7 @@ enum frame_state { FRAME_FREE, FRAME_FILLING, FRAME_RESIDENT };
 #define FRAME_FORCED 16u	/* chosen by advice, not by the policy */
 #define FRAME_PINNED 32u	/* the policy does not know it */
 #define FRAME_FAILED 64u	/* the last write failed */
-#define FRAME_TOUCHED 128u	/* while it was FILLING */
+#define FRAME_TOUCHED 128u	/* while it was FILLING, or LEAVING */
 
 struct umap_frame {
 	uint64_t page;
@@ -147,12 +155,14 @@ struct umap_range {
  * fault, which costs little, says that the stream goes on.
  */
 #define STREAMS 8
+#define MOST_AHEAD (4ul << 20)	/* bytes of a window, or one page */
 struct umap_stream {
 	uint64_t forward, backward; /* faults of these pages go on with it; NO_PAGE: none does */
 	uint64_t front;		/* forward: the first page that was not asked for yet; backward: the page behind it */
 	uint32_t window;	/* pages that were asked for last; 0: two faults have not been in order yet */
 	uint64_t used;		/* when it went on last, by region.stream_clock */
 	uint64_t from, n;	/* to be read; n 0: nothing */
+	bool begun;		/* some of what was asked for last has been taken from there */
 };
 #define NO_PAGE UINT64_MAX
 
@@ -166,6 +176,9 @@ struct umap_region {
 	bool writable, is_mmap, is_host; /* neither: it is paged */
 	bool by_signal;		/* who touches serves itself (signal.c) */
 	int uffd;		/* if it is paged */
+	int memfd;		/* -1: its descriptor is closed */
+	uint64_t memfd_dev, memfd_ino;
+	bool copying;		/* somebody writes it; atomic */
 	char *desk;
 	struct umap_segment *segments;
 	size_t n_segments;
@@ -188,7 +201,7 @@ struct umap_region {
 
 	pthread_mutex_t lock;
 	/* lock */
-	pthread_cond_t changed;	/* a frame is not FILLING or WRITING any more, or free */
+	pthread_cond_t changed;	/* a frame is not FILLING, LEAVING or WRITING any more, or free */
 	struct umap_range *there; /* what the program has not unmapped, in order */
 	unsigned n_there;
 	uint32_t *frame_of;	/* by page: its frame + 1, or 0 */
@@ -259,14 +272,20 @@ void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t 
 bool umap_goes_on(const struct umap_region *r, uint64_t page);
 /* A fault of the page has been served. True: umap_kick_reader() is to be called. The lock is held. */
 bool umap_follow_stream(struct umap_region *r, uint64_t page);
+/* Some of what a stream has asked for, which is not asked for any more then. False: there is nothing. The lock is held. */
+bool umap_take_ahead(struct umap_region *r, struct umap_stream *out);
 /* Read what the region's streams have asked for. No lock is held. */
 void umap_read_streams(struct umap_region *r);
 
 /* The program has unmapped the range of the region. events_lock is held. */
 void umap_cut(struct umap_region *r, uint64_t start, uint64_t end);
 
-/* The frame's memory becomes a hole, and the frame free. The region's lock is held (U1). */
-void umap_drop(struct umap_region *r, uint32_t frame, bool evicted);
+#define EVICT_BATCH 64
+/*
+ * Drop n chosen frames, a batch at most: their memory becomes holes, and they free. The region's lock is held (U1), but not while they are
+ * LEAVING: that takes long where other processors must forget them.
+ */
+void umap_drop(struct umap_region *r, const uint32_t *frames, unsigned n);
 
 /* It leaves the list of chosen ones. The lock is held. */
 void umap_unchoose(struct umap_region *r, uint32_t frame);
@@ -308,6 +327,7 @@ struct umap_process {
 	/* lock */
 	unsigned regions;	/* that are paged, and those being made */
 	bool stopping;
+	unsigned memfds;	/* that are open; atomic */
 	unsigned dead;		/* regions that the program has unmapped as a whole */
 	LIST_HEAD(, umap_region) all;
 	TAILQ_HEAD(, umap_region) to_evict, to_read;

@@ -52,6 +52,7 @@ struct scan {
 #ifndef MADV_DONTNEED_LOCKED
 #define MADV_DONTNEED_LOCKED 24
 #endif
+#define SELF (-10001)		/* PIDFD_SELF_THREAD_GROUP */
 
 static int open_uffd(struct umap_kernel *k)
 {
@@ -173,6 +174,21 @@ int umap_kernel_unmap(void *view, uint64_t n)
 	if (!madvise(view, n, MADV_DONTNEED_LOCKED) || !madvise(view, n, MADV_DONTNEED))
 		return 0;
 	return -errno;
+}
+
+bool umap_kernel_unmap_at_once(const struct iovec *parts, unsigned n)
+{
+	static bool refused;	/* atomic */
+	ssize_t all = 0, done;
+
+	if (__atomic_load_n(&refused, __ATOMIC_RELAXED))
+		return false;
+	for (unsigned i = 0; i < n; i++)
+		all += parts[i].iov_len;
+	done = syscall(SYS_process_madvise, SELF, parts, n, MADV_DONTNEED_LOCKED, 0);
+	if (done < 0 && errno != EINTR && errno != EAGAIN && errno != ENOMEM)
+		__atomic_store_n(&refused, true, __ATOMIC_RELAXED);
+	return done == all;
 }
 
 void umap_kernel_wake(int uffd, void *view, uint64_t n)

@@ -10,10 +10,6 @@
 
 #include "internal.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 /* ---- mapping ---- */
 
 struct verdict {
@@ -87,12 +83,12 @@ static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool writ
 	return err;
 }
 
-/* The lock is held. A page that is being filled is mapped by whoever fills it. */
+/* The lock is held. 1: a page that is being filled is mapped by whoever fills it; one that leaves is touched again then. */
 static int map_resident(struct umap_region *r, uint32_t frame, uint64_t at, bool write)
 {
 	struct umap_frame *f = &r->frames[frame];
 
-	if (f->state == FRAME_FILLING) {
+	if (f->state != FRAME_RESIDENT) {
 		f->flags |= FRAME_TOUCHED;
 		return 1;
 	}
@@ -111,23 +107,46 @@ static int map_resident(struct umap_region *r, uint32_t frame, uint64_t at, bool
 
 /* ---- frames ---- */
 
-void umap_drop(struct umap_region *r, uint32_t frame, bool evicted)
+static void make_hole(struct umap_region *r, uint32_t frame)
+{
+	madvise(r->desk + page_start(r, r->frames[frame].page), 1ul << r->shift, MADV_REMOVE);
+}
+
+/* Its memory is a hole. Whoever waits for the page touches it again, and so brings it. The lock is held. */
+static void free_frame(struct umap_region *r, uint32_t frame)
 {
 	struct umap_frame *f = &r->frames[frame];
-	bool known = f->state == FRAME_RESIDENT && !(f->flags & FRAME_PINNED);
 
-	umap_unchoose(r, frame);
-	r->n_pinned -= f->flags & FRAME_PINNED ? 1 : 0;
-	madvise(r->desk + page_start(r, f->page), 1ul << r->shift, MADV_REMOVE);
+	FOR_EACH_THERE(r, f->flags & FRAME_TOUCHED ? page_start(r, f->page) : UINT64_MAX, page_end(r, f->page), i, a, b)
+		umap_kernel_wake(r->uffd, r->view + a, b - a);
 	r->frame_of[f->page] = 0;
-	if (known)
-		r->policy.removed(r->policy_state, frame, evicted);
-	r->stats.evictions += evicted;
 	f->state = FRAME_FREE;
 	f->flags = 0;
 	f->next = r->free;
 	r->free = frame;
 	r->n_free++;
+	r->n_busy--;
+}
+
+void umap_drop(struct umap_region *r, const uint32_t *frames, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		struct umap_frame *f = &r->frames[frames[i]];
+		bool evicted = !(f->flags & FRAME_FORCED);
+
+		umap_unchoose(r, frames[i]);
+		r->policy.removed(r->policy_state, frames[i], evicted);
+		r->stats.evictions += evicted;
+		f->state = FRAME_LEAVING;
+		f->flags = 0;
+		r->n_busy++;
+	}
+	pthread_mutex_unlock(&r->lock);
+	for (unsigned i = 0; i < n; i++)
+		make_hole(r, frames[i]);
+	pthread_mutex_lock(&r->lock);
+	for (unsigned i = 0; i < n; i++)
+		free_frame(r, frames[i]);
 	pthread_cond_broadcast(&r->changed);
 }
 
@@ -181,15 +200,12 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 		uint32_t frame = frame_of(r, i);
 		struct umap_frame *f = &r->frames[frame];
 
-		r->n_busy--;
 		if (err) {
-			bool touched = f->flags & FRAME_TOUCHED;
-
-			umap_drop(r, frame, false);
-			/* They come again. Whoever asked for the fill is the caller's matter. */
-			FOR_EACH_THERE(r, touched ? page_start(r, i) : UINT64_MAX, page_end(r, i), j, a, b)
-				umap_kernel_wake(r->uffd, r->view + a, b - a);
+			/* Whoever asked for the fill is the caller's matter. */
+			make_hole(r, frame);
+			free_frame(r, frame);
 		} else {
+			r->n_busy--;
 			f->flags &= FRAME_TOUCHED;
 			f->state = FRAME_RESIDENT;
 			r->policy.inserted(r->policy_state, frame, i);
@@ -201,7 +217,7 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 /* Fill n pages, the first in this frame. The lock is held, but not meanwhile. */
 static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame, bool quick)
 {
-	int err = 0;
+	int err;
 
 	for (uint64_t i = page; i < page + n; i++) {
 		if (i > page)
@@ -215,11 +231,7 @@ static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame
 		r->n_busy++;
 	}
 	pthread_mutex_unlock(&r->lock);
-	/* In one go: else the copy faults for each 4 KiB. Where there is no memory that would be SIGBUS here. EINVAL: an old kernel. */
-	if (n << r->shift > SMALL_PAGE && madvise(r->desk + page_start(r, page), n << r->shift, MADV_POPULATE_WRITE) && errno != EINVAL)
-		err = -ENOMEM;
-	if (!err)
-		err = umap_read(r, page_start(r, page), n << r->shift, quick);
+	err = umap_read(r, page_start(r, page), n << r->shift, quick);
 	pthread_mutex_lock(&r->lock);
 	fill_ended(r, page, n, err);
 	return err ? err : (int)n;
@@ -343,7 +355,7 @@ int umap_fault_here(struct umap_region *r, uint64_t at, bool write)
 		return err;
 	/* Who fills it does not wake us. */
 	pthread_mutex_lock(&r->lock);
-	while ((frame = frame_of(r, at >> r->shift)) != NO_FRAME && r->frames[frame].state == FRAME_FILLING)
+	while ((frame = frame_of(r, at >> r->shift)) != NO_FRAME && r->frames[frame].state != FRAME_RESIDENT)
 		pthread_cond_wait(&r->changed, &r->lock);
 	pthread_mutex_unlock(&r->lock);
 	return 0;

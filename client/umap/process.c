@@ -241,6 +241,8 @@ static void forget_all(void)
 	pthread_cond_init(&umap.changed, NULL);
 	while ((r = LIST_FIRST(&umap.all))) {
 		remove_places(r);
+		if (umap_has_memfd(r))
+			close(r->memfd);
 		LIST_REMOVE(r, link);	/* its memory is left alone: a thread may have been at it */
 	}
 	TAILQ_INIT(&umap.to_evict);
@@ -249,7 +251,7 @@ static void forget_all(void)
 	umap_threads_forget();
 	if (umap.kernel.uffd >= 0)
 		umap_kernel_close(&umap.kernel);
-	umap.regions = umap.dead = 0;
+	umap.regions = umap.dead = umap.memfds = 0;
 	umap.stopping = false;
 }
 

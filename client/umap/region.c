@@ -2,10 +2,12 @@
  * region.c - making and ending regions.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/param.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "policy.h"
@@ -13,6 +15,10 @@
 
 #define MAX_PAGE (2ul << 20)
 #define MIN_FRAMES 3
+#define MOST_FREE (8ul << 20)	/* bytes that are made free in the background, by default */
+#define NOT_SET 101		/* no percentage */
+#define KEEP_SHIFT 16		/* of regions with such pages, or that read ahead, memfds stay open... */
+#define MAX_MEMFDS 64		/* ...so many at most */
 
 int umap_result(int err)
 {
@@ -57,10 +63,6 @@ static int copy_config(const struct gaia_umap_config *from, struct gaia_umap_con
 		c->prot = PROT_READ;
 	if (!c->page_size)
 		c->page_size = page_size_setting();
-	if (!c->evict_high)
-		c->evict_high = umap_setting("GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD", 1, 100, 90);
-	if (!c->evict_low)
-		c->evict_low = umap_setting("GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD", 0, 100, 70);
 	if (!c->read_ahead)
 		c->read_ahead = umap_setting("GAIA_UMAP_READ_AHEAD", 0, UINT32_MAX - 1, (64 << 10) / c->page_size);
 	if (c->reserved || (c->prot != PROT_READ && c->prot != (PROT_READ | PROT_WRITE)) ||
@@ -104,6 +106,19 @@ uint64_t umap_budget(const struct umap_region *r, const struct gaia_umap_config 
 	return pages << r->shift;
 }
 
+/* From how many pages on they leave in the background, and until there are how many. */
+static void set_marks(struct umap_region *r, const struct gaia_umap_config *c)
+{
+	unsigned high = c->evict_high ? c->evict_high : umap_setting("GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD", 1, 100, NOT_SET);
+	unsigned low = c->evict_low ? c->evict_low : umap_setting("GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD", 0, 100, NOT_SET);
+	uint64_t pages = r->n_frames, most = MAX(MOST_FREE >> r->shift, 16);
+
+	/* What is made free at a time has a limit: else much of a large budget stood empty. */
+	r->high = high == NOT_SET ? pages - MIN(pages / 10, most / 2) : (pages * high + 99) / 100;
+	r->low = low == NOT_SET ? pages - MIN((pages * 3 + 9) / 10, most) : pages * low / 100;
+	r->low = MIN(r->low, r->high - 1);
+}
+
 static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
 {
 	uint64_t pages = umap_budget(r, c) >> r->shift;
@@ -112,15 +127,13 @@ static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
 		return -EINVAL;
 	pages = MIN(MIN(MAX(pages, MIN_FRAMES), r->pages), UINT32_MAX - 1);
 	r->n_frames = r->n_free = pages;
-	r->high = (pages * c->evict_high + 99) / 100;
-	r->low = pages * c->evict_low / 100;
-	r->low = MIN(r->low, r->high - 1);
+	set_marks(r, c);
 	if (r->n_frames == r->pages)
 		r->high = UINT32_MAX;	/* all of it fits */
 	r->ahead = c->read_ahead;
 	/* All streams together leave half of the budget to what is used. None if nothing at all is to be read ahead. */
 	if (c->read_ahead || umap_setting("GAIA_UMAP_READ_AHEAD", 0, 0, 1))
-		r->most_ahead = MIN(MAX(MAX_RUN >> r->shift, 1), r->n_frames / (2 * STREAMS));
+		r->most_ahead = MIN(MAX(MOST_AHEAD >> r->shift, 1), r->n_frames / (2 * STREAMS));
 	return 0;
 }
 
@@ -160,6 +173,52 @@ static char *map_memfd(int fd, char *at, uint64_t n)
 		madvise(p, n, MADV_DONTFORK);
 	}
 	return p;
+}
+
+/*
+ * Whether writing to a memfd makes no huge pages, with which the memory of many pages would come with one: it does not know of
+ * MADV_NOHUGEPAGE.
+ */
+static bool writes_small_pages(void)
+{
+	int fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
+	char text[128];
+	ssize_t n;
+
+	if (fd < 0)
+		return errno == ENOENT;
+	n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[MAX(n, 0)] = 0;
+	return strstr(text, "[never]") || strstr(text, "[advise]") || strstr(text, "[deny]");
+}
+
+/*
+ * Keep the memfd's descriptor, by which pages are filled in less time (segments.c): only so many, as the program has a limit of
+ * descriptors. Else it is closed: the mappings keep the memory.
+ */
+static void keep_memfd(struct umap_region *r, int fd)
+{
+	bool wanted = (r->shift >= KEEP_SHIFT || r->most_ahead) && __atomic_load_n(&umap.memfds, __ATOMIC_RELAXED) < MAX_MEMFDS;
+	struct stat st;
+
+	if (!wanted || !writes_small_pages() || fstat(fd, &st)) {
+		close(fd);
+		return;
+	}
+	__atomic_add_fetch(&umap.memfds, 1, __ATOMIC_RELAXED);
+	r->memfd_dev = st.st_dev;
+	r->memfd_ino = st.st_ino;
+	r->memfd = fd;
+}
+
+static void close_memfd(struct umap_region *r)
+{
+	if (r->memfd < 0)
+		return;
+	if (umap_has_memfd(r))
+		close(r->memfd);
+	__atomic_sub_fetch(&umap.memfds, 1, __ATOMIC_RELAXED);
 }
 
 /* @view: reserved, and unmapped if this fails. */
@@ -202,8 +261,7 @@ static int map_views(struct umap_region *r, char *view)
 		goto close_fd;
 	}
 	r->view = view;
-	/* The mappings keep the memory. */
-	close(fd);
+	keep_memfd(r, fd);
 	return 0;
 
 close_fd:
@@ -228,6 +286,7 @@ static void free_region(struct umap_region *r)
 	}
 	if (r->desk)
 		munmap(r->desk, r->desk_length);
+	close_memfd(r);
 	if (r->policy_state)
 		r->policy.destroy(r->policy_state);
 	umap_segments_close(r);
@@ -274,6 +333,7 @@ static int new_region(const struct gaia_umap_config *c, struct umap_region **out
 	r->writable = c->prot & PROT_WRITE;
 	r->shift = __builtin_ctzl(c->page_size);
 	r->advice = GAIA_UMAP_NORMAL;
+	r->memfd = -1;
 	err = umap_segments_open(r, c);
 	if (err)
 		goto free_r;

@@ -2,8 +2,8 @@
  * streams.c - faults in order, and what they ask for next.
  *
  * A fault of the page behind, or before, that of an earlier one begins a stream. Each time a stream goes on it asks for a window of pages: twice as
- * many as the last time, as far as most_ahead allows. They are read in the background, into frames that are free, while the program works on
- * what it has; nothing is evicted for them.
+ * many as the last time, as far as most_ahead allows. They are read in the background, in parts by as many threads as there are for that, into
+ * frames that are free, while the program works on what it has; nothing is evicted for them.
  */
 #include <sys/param.h>
 
@@ -35,14 +35,20 @@ static void begin(struct umap_region *r, uint64_t page)
 static void go_on(struct umap_region *r, struct umap_stream *s, uint64_t page, bool forward)
 {
 	uint64_t next = forward ? behind(r, page) : page, front = !s->window ? next : forward ? MAX(s->front, next) : MIN(s->front, next);
+	uint64_t begin = front, more;
 
+	/* What nobody has begun to read of the last window stays asked for, as far as it is still to come. */
+	if (s->n && front == s->front)
+		begin = forward ? MAX(s->from, next) : MIN(s->from + s->n, next);
 	s->used = ++r->stream_clock;
 	s->window = MIN(s->window ? 2 * s->window : MAX(r->ahead, 1), r->most_ahead);
-	s->n = MIN(forward ? r->pages - MIN(front, r->pages) : front, s->window);
-	s->from = forward ? front : front - s->n;
-	s->front = forward ? front + s->n : s->from;
-	s->forward = forward && s->n ? front : NO_PAGE;
-	s->backward = !forward && s->n ? front - 1 : NO_PAGE;
+	more = MIN(forward ? r->pages - MIN(front, r->pages) : front, s->window);
+	s->front = forward ? front + more : front - more;
+	s->from = forward ? begin : s->front;
+	s->n = forward ? s->front - begin : begin - s->front;
+	s->begun = false;
+	s->forward = forward && more ? front : NO_PAGE;
+	s->backward = !forward && more ? front - 1 : NO_PAGE;
 }
 
 /* Whoever touches is faster than what was asked for, which is not even begun. The next fault of the stream is one behind that. */
@@ -72,7 +78,7 @@ bool umap_follow_stream(struct umap_region *r, uint64_t page)
 
 		if (!s->used || (page != s->forward && page != s->backward))
 			continue;
-		if (s->n)
+		if (s->n && !s->begun)
 			skip(s);
 		else
 			go_on(r, s, page, page == s->forward);
@@ -82,29 +88,51 @@ bool umap_follow_stream(struct umap_region *r, uint64_t page)
 	return false;
 }
 
-/* Of a stream that has asked for pages: which, and take them. */
-static bool take(struct umap_region *r, struct umap_stream *out)
+bool umap_take_ahead(struct umap_region *r, struct umap_stream *out)
 {
+	uint64_t most = MAX(MAX_RUN >> r->shift, 1);
+
 	for (unsigned k = 0; k < STREAMS; k++) {
-		if (!r->streams[k].n)
+		struct umap_stream *s = &r->streams[k];
+
+		if (!s->n)
 			continue;
-		*out = r->streams[k];
-		r->streams[k].n = 0;
+		*out = *s;
+		out->n = MIN(s->n, most);
+		/* First what is touched first. */
+		if (s->backward != NO_PAGE)
+			out->from = s->from + s->n - out->n;
+		else
+			s->from += out->n;
+		s->n -= out->n;
+		s->begun = true;
 		return true;
 	}
 	return false;
 }
 
+static bool has_ahead(const struct umap_region *r)
+{
+	bool any = false;
+
+	for (unsigned k = 0; k < STREAMS; k++)
+		any |= r->streams[k].n;
+	return any;
+}
+
 void umap_read_streams(struct umap_region *r)
 {
 	struct umap_stream s;
-	bool any;
+	bool any, more;
 
 	do {
 		pthread_mutex_lock(&r->lock);
-		any = take(r, &s);
+		any = umap_take_ahead(r, &s);
+		more = has_ahead(r);
 		pthread_mutex_unlock(&r->lock);
+		if (more)
+			umap_kick_reader(r);
 		if (any)
-			umap_read_ahead(r, s.from, s.n, s.forward != NO_PAGE ? s.from : s.from + s.n - 1);
+			umap_read_ahead(r, s.from, s.n, s.forward != NO_PAGE ? s.forward : s.backward);
 	} while (any && !umap_ending(r));
 }

@@ -20,7 +20,6 @@
 #define MAX_EVICTORS 16
 #define MAX_EVENTS 64
 #define WAITING 1024		/* faults that have been read and not served */
-#define EVICT_BATCH 64
 #define MAX_JOBS 4096		/* prefetches in the background; what is more is left out */
 
 struct fault {

@@ -162,12 +162,16 @@ struct gaia_umap_config {
 	uint64_t budget;	/* bytes of memory, three pages at least; default: GAIA_UMAP_BUFSIZE pages, else a quarter of the
 				 * machine's memory, at most all of the region. An instruction that touches more pages than the budget has never ends */
 	const struct gaia_umap_policy *policy; /* copied; default: GAIA_UMAP_S3FIFO */
-	/* Percents of the budget: pages begin to leave in the background at high, until there are low. */
-	unsigned evict_high;	/* default: GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD, else 90 */
-	unsigned evict_low;	/* default: GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD, else 70 */
+	/*
+	 * Percents of the budget: pages begin to leave in the background at high, until there are low. Default:
+	 * GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD and GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD; else 90 and 70, but not so that more than 4 and 8 MiB
+	 * (of large pages 8 and 16) are free.
+	 */
+	unsigned evict_high;
+	unsigned evict_low;
 	/*
 	 * Pages to read together with one, at once, when faults are in order; default: GAIA_UMAP_READ_AHEAD, else up to 64 KiB. Where they go on in order,
-	 * forward or backward, up to 1 MiB, or a page, is read ahead in the background besides, if the budget has 16 pages or more; not with
+	 * forward or backward, up to 4 MiB, or a page, is read ahead in the background besides, if the budget has 16 pages or more; not with
 	 * GAIA_UMAP_READ_AHEAD=0, unless this is given.
 	 */
 	unsigned read_ahead;

@@ -1,13 +1,18 @@
-/* Regions of gaia/umap.h where something is missing: what paging needs of the kernel, memory, settings that make sense. */
+/* Regions of gaia/umap.h where something is missing: what paging needs of the kernel, memory, descriptors, settings that make sense. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include "umap_rig.h"
 
@@ -95,10 +100,12 @@ Test(umap_lacks, mmap_can_be_asked_for)
 
 #define POPULATE_WRITE 23	/* MADV_ */
 
-static bool forbid_populate(void)
+/* Both ways to make memory of a large page. */
+static bool forbid_memory(void)
 {
 	struct sock_filter filter[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pwrite64, 3, 0),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, POPULATE_WRITE, 0, 1),
@@ -114,7 +121,7 @@ static bool lacks_memory(struct rig *rig)
 {
 	void *page;
 
-	if (!forbid_populate())
+	if (!forbid_memory())
 		return false;
 	rig_map(rig);
 	page = rig->view + 65536;
@@ -132,6 +139,122 @@ Test(umap_lacks, a_page_that_there_is_no_memory_for_is_sigbus_for_who_touches_it
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
 	cr_assert(rig_in_child(lacks_memory, rig));
 	rig_end(rig);
+}
+
+/* ---- the descriptors by which large pages are filled ---- */
+
+#define LARGE (256ul << 10)
+#define MANY 70
+
+/* How many there are. last: one of them. */
+static int count_memfds(int *last)
+{
+	static const char name[] = "/memfd:gaia_umap";
+	int n = 0;
+
+	for (int fd = 0; fd < 1024; fd++) {
+		char path[40], text[64] = "";
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		if (readlink(path, text, sizeof(text) - 1) < 0 || strncmp(text, name, sizeof(name) - 1) != 0)
+			continue;
+		n++;
+		*last = fd;
+	}
+	return n;
+}
+
+/* A region whose memory is filled by a descriptor, or the test is skipped. */
+static struct rig *map_large(int *memfd)
+{
+	struct rig *rig = rig_create(8 * LARGE);
+
+	rig->config.page_size = LARGE;
+	rig->config.budget = 4 * LARGE;
+	rig_map(rig);
+	if (!count_memfds(memfd)) {
+		rig_unmap(rig);
+		cr_skip_test("files in memory have huge pages here (shmem_enabled)");
+	}
+	return rig;
+}
+
+Test(umap_lacks, a_program_may_close_what_it_does_not_know)
+{
+	FILE *other = tmpfile();
+	int memfd = -1, there = fileno(other);
+	struct rig *rig = map_large(&memfd);
+	struct stat st;
+
+	cr_assert_eq(dup2(there, memfd), memfd);
+	cr_assert_arr_eq(rig->view, rig->content, rig->length);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	cr_assert_eq(fstat(memfd, &st), 0, "it is the program's");
+	cr_assert_eq(st.st_size, 0, "pages were written to another file");
+	close(memfd);
+	fclose(other);
+	rig_end(rig);
+}
+
+static bool may_not_write(struct rig *rig)
+{
+	struct rlimit limit;
+
+	/* Threads of the library's have the signal blocked. */
+	rig->config.flags |= GAIA_UMAP_BY_SIGNAL;
+	rig_map(rig);
+	if (getrlimit(RLIMIT_FSIZE, &limit))
+		return false;
+	limit.rlim_cur = LARGE;
+	/* Else SIGXFSZ. */
+	return !setrlimit(RLIMIT_FSIZE, &limit) && !memcmp(rig->view, rig->content, rig->length);
+}
+
+Test(umap_lacks, a_limit_of_file_sizes_is_not_one_of_memory)
+{
+	int memfd;
+	struct rig *rig = map_large(&memfd);
+
+	NOT_FOR_TSAN;
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	cr_assert(rig_in_child(may_not_write, rig));
+	rig_end(rig);
+}
+
+Test(umap_lacks, many_regions_have_few_descriptors)
+{
+	int memfd;
+	struct rig *rig = map_large(&memfd);
+	void *views[MANY];
+
+	for (unsigned i = 0; i < MANY; i++) {
+		views[i] = gaia_umap(&rig->config);
+		cr_assert_neq(views[i], MAP_FAILED);
+	}
+	cr_assert_leq(count_memfds(&memfd), 64);
+	cr_assert_arr_eq(views[0], rig->content, rig->length);
+	cr_assert_arr_eq(views[MANY - 1], rig->content, rig->length);
+	for (unsigned i = 0; i < MANY; i++)
+		cr_assert_eq(gaia_uunmap(views[i], rig->length), 0);
+	cr_assert_eq(count_memfds(&memfd), 1);
+	rig_unmap(rig);
+	cr_assert_eq(count_memfds(&memfd), 0);
+}
+
+static bool has_no_memfd(struct rig *rig)
+{
+	int memfd;
+
+	return !count_memfds(&memfd);
+}
+
+Test(umap_lacks, a_child_of_fork_holds_no_memory)
+{
+	int memfd;
+	struct rig *rig = map_large(&memfd);
+
+	cr_assert(rig_in_child(has_no_memfd, rig));
+	rig_unmap(rig);
 }
 
 /* ---- settings ---- */

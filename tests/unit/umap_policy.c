@@ -255,3 +255,56 @@ Test(umap_policy, a_stream_goes_on_where_faults_are_faster)
 	cr_assert_eq(from, 0);
 	cr_assert_not(umap_follow_stream(&r, 1));
 }
+
+/* A part of what the region's only stream asks for: its pages, and the one whose fault says that the stream goes on. */
+static void take_part(struct umap_region *r, uint64_t from, uint64_t n, uint64_t marker)
+{
+	struct umap_stream part;
+
+	cr_assert(umap_take_ahead(r, &part));
+	cr_assert_eq(part.from, from);
+	cr_assert_eq(part.n, n);
+	cr_assert_eq(part.forward != NO_PAGE ? part.forward : part.backward, marker);
+}
+
+/* Pages of 512 KiB: parts of two pages. */
+Test(umap_policy, a_stream_that_is_being_read_in_parts_goes_on)
+{
+	struct umap_region r = { .pages = 100, .most_ahead = 8, .shift = 19 };
+	struct umap_stream none;
+
+	for (uint64_t page = 10; page < 13; page++) {
+		umap_follow_stream(&r, page);
+		if (page > 10)
+			take_part(&r, page + (page > 10), page - 10, page + 1);
+	}
+	cr_assert_not(umap_take_ahead(&r, &none));
+	/* Four pages, of which two are asked for still when their first is touched. */
+	cr_assert(umap_follow_stream(&r, 13));
+	take_part(&r, 15, 2, 15);
+	cr_assert(umap_follow_stream(&r, 15));
+	take_part(&r, 17, 2, 19);
+	/* The page itself is not asked for any more. */
+	cr_assert(umap_follow_stream(&r, 19));
+	cr_assert(umap_follow_stream(&r, 27), "the next window is not begun");
+	take_part(&r, 20, 2, 35);
+	cr_assert_eq(r.streams[0].n, 13);
+}
+
+Test(umap_policy, backward_too)
+{
+	struct umap_region r = { .pages = 100, .most_ahead = 8, .shift = 19 };
+
+	umap_follow_stream(&r, 50);
+	umap_follow_stream(&r, 49);
+	take_part(&r, 48, 1, 48);
+	umap_follow_stream(&r, 48);
+	take_part(&r, 46, 2, 47);
+	cr_assert(umap_follow_stream(&r, 47));
+	take_part(&r, 44, 2, 45);
+	cr_assert(umap_follow_stream(&r, 45));
+	take_part(&r, 42, 2, 41);
+	cr_assert(umap_follow_stream(&r, 41));
+	cr_assert_eq(r.streams[0].from, 26);
+	cr_assert_eq(r.streams[0].n, 15);
+}

@@ -506,3 +506,36 @@ Test(umap_stores, a_policy_of_the_application_decides)
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 	cr_assert_eq(last_in.destroyed, 1);
 }
+
+/* ---- how much is made free ---- */
+
+#define FREE_PAGE 65536ul
+#define FREE_PAGES 1024u	/* of the budget */
+
+static int zeros_read(void *arg, void *buf, size_t n, uint64_t offset)
+{
+	return 0;
+}
+
+Test(umap_stores, what_is_made_free_by_default_has_a_limit)
+{
+	struct gaia_umap_store zeros = { .size = sizeof(zeros), .read = zeros_read };
+
+	rig.segment = (struct gaia_umap_segment){ .store = &zeros, .length = 2 * FREE_PAGES * FREE_PAGE };
+	rig.config = (struct gaia_umap_config){
+		.size = sizeof(rig.config), .flags = GAIA_UMAP_NEED_PAGING, .segments = &rig.segment, .n_segments = 1,
+		.budget = FREE_PAGES * FREE_PAGE, .page_size = FREE_PAGE,
+	};
+	rig.length = rig.segment.length;
+	rig_map(&rig);
+	cr_assert_eq(gaia_umap_advise(rig.view, rig.length, GAIA_UMAP_RANDOM), 0);
+	/* All but 4 MiB: then they begin to leave. */
+	for (unsigned i = 0; i < FREE_PAGES - 64; i++)
+		cr_assert_eq(rig.view[i * FREE_PAGE], 0);
+	for (unsigned i = 0; i < 3000 && rig_stats(&rig).resident > FREE_PAGES - 128; i++)
+		usleep(1000);
+	/* No more do. */
+	for (unsigned i = 0; i < 100; i++, usleep(1000))
+		cr_assert_eq(rig_stats(&rig).resident, FREE_PAGES - 128);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
