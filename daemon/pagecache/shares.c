@@ -94,7 +94,9 @@ static struct slab_shares *shares_make(struct frames *fr, frame_t frame)
 
 	if (there)
 		return there;
-	made = fault_point("shares.memory") ? NULL : calloc(1, sizeof(*made));
+	made = fault_point("shares.memory") ? NULL : malloc(sizeof(*made));
+	if (made)
+		memset(made->indexed, 0, sizeof(made->indexed));
 	if (!made || atomic_compare_exchange_strong(&s->shares, &there, made))
 		return made;
 	free(made);

@@ -84,10 +84,9 @@ static void leaf_make(struct victims *v, struct parked *p, unsigned i)
 /* The page's frame, if other pages have it or may get it; else 0. It stays so: nobody has the page locked who could change that. */
 static frame_t shared_frame(const struct chunk *ch, unsigned i)
 {
-	const struct cache *c = ch->file->cache;
-	frame_t frame = page_at(ch, i)->frame;
+	const struct page *p = page_at(ch, i);
 
-	return c->dedup && shares_indexed(&c->frames, frame) ? frame : 0;
+	return p->indexed ? p->frame : 0;
 }
 
 /* In the slot of a page that has left home with the same frame: nothing is copied, and nothing leaves for it. */
