@@ -272,8 +272,8 @@ static bool join(struct cache *c, frame_t *frame, uint32_t tag, uint32_t domain)
 	return true;
 }
 
-/* @page: its bytes. @all: whether pages that are not in the sample are looked for, too; what is found may change that. */
-static __attribute__((noinline)) void dedup_frame(struct cfile *f, frame_t *frame, const char *page, bool may_ask, bool *all)
+/* @page: its bytes; @tag: their tag, or 0. @all: whether pages that are not in the sample are looked for, too; what is found may change that. */
+static __attribute__((noinline)) void dedup_frame(struct cfile *f, frame_t *frame, const char *page, uint32_t tag, bool may_ask, bool *all)
 {
 	struct cache *c = f->cache;
 	uint32_t domain;
@@ -289,7 +289,7 @@ static __attribute__((noinline)) void dedup_frame(struct cfile *f, frame_t *fram
 	sample = in_sample(f, page);
 	if ((!sample && !*all) || !find_domain(f, sample, may_ask, &domain))
 		return;
-	found = join(c, frame, tag_of(c->dedup, page, sample), domain);
+	found = join(c, frame, tag ? tag : tag_of(c->dedup, page, sample), domain);
 	count(CTR_dedup_found, found);
 	if (sample) {
 		learn(&f->dedup.sample, sample, found);
@@ -298,7 +298,7 @@ static __attribute__((noinline)) void dedup_frame(struct cfile *f, frame_t *fram
 	}
 }
 
-void dedup_frames(struct cfile *f, frame_t *frame, unsigned n, bool may_ask)
+void dedup_frames(struct cfile *f, frame_t *frame, const uint32_t *tag, unsigned n, bool may_ask)
 {
 	struct cache *c = f->cache;
 	uint64_t seed;
@@ -314,7 +314,7 @@ void dedup_frames(struct cfile *f, frame_t *frame, unsigned n, bool may_ask)
 
 		/* Most need no more than this, where there is nothing to find. */
 		if (all || page[0] == 0 || mixed_bytes(seed, page) % SAMPLE == 0)
-			dedup_frame(f, &frame[k], page, may_ask, &all);
+			dedup_frame(f, &frame[k], page, tag ? tag[k] : 0, may_ask, &all);
 	}
 }
 

@@ -37,10 +37,10 @@ void dedup_destroy(struct cache *c);
 
 /*
  * Pages of the file have come into frame[0..n), which belong to nobody yet: where home has the same bytes already, frame[k] becomes that frame, and
- * the other is given back. Those that are indexed are with FRAME_INDEXED then. @may_ask: it may wait for the store. No lock but their pages' and the
- * file's range.
+ * the other is given back. Those that are indexed are with FRAME_INDEXED then. @tag: what is known of their tags (0: nothing), or NULL.
+ * @may_ask: it may wait for the store. No lock but their pages' and the file's range.
  */
-void dedup_frames(struct cfile *f, frame_t *frame, unsigned n, bool may_ask);
+void dedup_frames(struct cfile *f, frame_t *frame, const uint32_t *tag, unsigned n, bool may_ask);
 
 /*
  * Pages [a, b), of those in @pages (NULL: all), are locked exclusively and about to be changed where they are: those that others may have, too,

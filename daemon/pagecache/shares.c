@@ -209,6 +209,11 @@ uint32_t shares_domain(const struct frames *fr, frame_t frame)
 	return share_at(fr, frame)->domain;
 }
 
+uint32_t shares_tag(const struct frames *fr, frame_t frame)
+{
+	return share_at(fr, frame)->tag;
+}
+
 uint32_t shares_slot(const struct frames *fr, frame_t frame)
 {
 	return share_at(fr, frame)->slot;

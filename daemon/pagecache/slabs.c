@@ -21,7 +21,7 @@
 /* The next ones are called with victims.lock held. */
 static void slab_add(struct victims *v, struct victim_device *vd, struct devmem *mem)
 {
-	struct victim_slab *s = xcalloc(1, sizeof(*s) + (v->cache->dedup ? GAIA_CHUNK_PAGES * sizeof(s->from[0]) : 0));
+	struct victim_slab *s = xcalloc(1, sizeof(*s) + (v->cache->dedup ? GAIA_CHUNK_PAGES * sizeof(s->known[0]) : 0));
 	uint32_t k = vd->added_at;
 
 	s->mem = mem;

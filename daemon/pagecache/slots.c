@@ -155,7 +155,7 @@ static void slot_abandon(struct victims *v, uint32_t slot)
 	uint64_t *owner = slot_owner(v, slot);
 
 	if (v->cache->dedup)
-		slot_slab(v, slot)->from[(slot - 1) % GAIA_CHUNK_PAGES] = (struct slot_frame){ 0 };
+		*slot_known(v, slot) = (struct slot_known){ 0 };
 	if (*owner & OWNER_BUSY)
 		*owner = (*owner & OWNER_BUSY) | OWNER_GONE;
 	else
@@ -246,27 +246,29 @@ void slot_ended(struct victims *v, uint32_t slot)
 
 /* ---- one slot for equal pages ---- */
 
-static struct slot_frame *slot_from(const struct victims *v, uint32_t slot)
-{
-	return &slot_slab(v, slot)->from[(slot - 1) % GAIA_CHUNK_PAGES];
-}
-
 uint32_t slot_of_frame(const struct victims *v, frame_t frame)
 {
 	uint32_t slot = shares_slot(&v->cache->frames, frame);
 
-	return slot && slot_slab(v, slot) && slot_from(v, slot)->frame == frame ? slot : 0;
+	return slot && slot_slab(v, slot) && slot_known(v, slot)->frame == frame ? slot : 0;
 }
 
 void slot_link(struct victims *v, uint32_t slot, frame_t frame)
 {
 	uint32_t domain = shares_domain(&v->cache->frames, frame);
 
+	slot_note_tag(v, slot, shares_tag(&v->cache->frames, frame));
 	/* One of its pages is in another domain by now. It may stay with those with which it has been. */
-	if (*slot_owner(v, slot) & OWNER_MANY && slot_from(v, slot)->domain != domain)
+	if (*slot_owner(v, slot) & OWNER_MANY && slot_known(v, slot)->domain != domain)
 		return;
-	*slot_from(v, slot) = (struct slot_frame){ frame, domain };
+	slot_known(v, slot)->frame = frame;
+	slot_known(v, slot)->domain = domain;
 	shares_set_slot(&v->cache->frames, frame, slot);
+}
+
+void slot_note_tag(struct victims *v, uint32_t slot, uint32_t tag)
+{
+	slot_known(v, slot)->tag = tag;
 }
 
 /*

@@ -370,12 +370,15 @@ void victim_came(struct chunk *ch, unsigned i, uint32_t slot)
 	other = slot_of_frame(v, frame);
 	at = index_at(ch->parked, i);
 	/* It has been absent and locked: so if it is parked there it has been all the time. */
-	if (at && *at == slot && (!other || slot_pages(v, other) == SHARERS_MOST))
-		slot_link(v, slot, frame);
+	if (at && *at == slot) {
+		slot_note_tag(v, slot, shares_tag(&v->cache->frames, frame));
+		if (!other || slot_pages(v, other) == SHARERS_MOST)
+			slot_link(v, slot, frame);
+	}
 	pthread_mutex_unlock(&v->lock);
 }
 
-struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page)
+struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page, uint32_t *tag)
 {
 	struct victims *v = c->victims;
 	struct devmem *mem;
@@ -383,6 +386,7 @@ struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page)
 	*page = (slot - 1) % GAIA_CHUNK_PAGES;
 	pthread_mutex_lock(&v->lock);
 	mem = slot_slab(v, slot)->mem;
+	*tag = c->dedup ? slot_known(v, slot)->tag : 0;
 	pthread_mutex_unlock(&v->lock);
 	return mem;
 }
@@ -590,7 +594,7 @@ static void check_bytes(struct parked *p, unsigned i, const char *bytes)
 static void check_link(struct victims *v, uint32_t slot, const char *bytes)
 {
 	const struct frames *fr = &v->cache->frames;
-	struct slot_frame from = v->cache->dedup ? slot_slab(v, slot)->from[(slot - 1) % GAIA_CHUNK_PAGES] : (struct slot_frame){ 0 };
+	struct slot_known from = v->cache->dedup ? *slot_known(v, slot) : (struct slot_known){ 0 };
 
 	if (!from.frame || !shares_indexed(fr, from.frame) || slot_of_frame(v, from.frame) != slot)
 		return;
@@ -607,6 +611,7 @@ static unsigned check_slot(struct victims *v, uint32_t slot, const char *bytes)
 	bug_on(*owner & OWNER_STATE & ~OWNER_BACK);
 	page = owner_pages(owner, &n);
 	bug_on(n > SHARERS_MOST || (n == 0) != (*owner == 0) || (n > 1) != !!(*owner & OWNER_MANY));
+	bug_on(n == 0 && v->cache->dedup && (slot_known(v, slot)->frame || slot_known(v, slot)->tag));
 	/* (Unless there was no memory for fewer.) */
 	bug_on(n > 1 && owner_sharers(*owner)->room > SHARERS_LEAST && n <= owner_sharers(*owner)->room / 4);
 	for (unsigned k = 0; k < n; k++) {

@@ -226,6 +226,55 @@ Test(slots, have_equal_pages_once)
 	end();
 }
 
+/* Not hashed again when they come home; but what has changed is. */
+Test(slots, know_the_tags_of_their_pages)
+{
+	uint64_t hashed;
+
+	begin_parked(KINDS);
+	count_from_here();
+	hashed = counter_value(CTR_dedup_hashed);
+	read_all();
+	cr_assert_eq(rise(hits, victim_hits), PAGES);
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed);
+	cr_assert_eq(rig_frames(rig), KINDS);
+
+	/* The page leaves home with a frame that nobody has looked for. */
+	write_page(FIRST, KINDS);
+	forget_home();
+	settle();
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed);
+	count_from_here();
+	read_all();
+	cr_assert_eq(rise(hits, victim_hits), PAGES);
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed + 1);
+	cr_assert_eq(rig_frames(rig), KINDS + 1);
+	forget_home();
+	read_all();
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed + 1);
+	end();
+}
+
+/* A tag only says what is worth comparing. */
+Test(slots, with_wrong_tags_have_pages_that_share_with_none_but_equal_ones)
+{
+	uint64_t hashed;
+
+	begin_parked(KINDS);
+	for (unsigned i = 0; i < PAGES; i++) {
+		uint32_t slot = slot_of_page(kf, i);
+
+		pthread_mutex_lock(&rig->cache->victims->lock);
+		slot_note_tag(rig->cache->victims, slot, 1);
+		pthread_mutex_unlock(&rig->cache->victims->lock);
+	}
+	hashed = counter_value(CTR_dedup_hashed);
+	read_all();
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed);
+	cr_assert_eq(rig_frames(rig), KINDS);
+	end();
+}
+
 Test(slots, have_zeros_once)
 {
 	begin(&(struct rig_options){ .devices = 1, .device_cache = 3 * GAIA_CHUNK, .dedup = CACHE_DEDUP_HOME }, sizeof(bytes));
