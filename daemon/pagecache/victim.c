@@ -71,15 +71,6 @@ static struct batch *batch_with_room(struct victims *v)
 }
 
 /* The next ones are called with chunk->lock and victims.lock held. */
-static void leaf_make(struct victims *v, struct parked *p, unsigned i)
-{
-	uint32_t **leaf = &p->leaf[i / LEAF_PAGES];
-
-	if (*leaf)
-		return;
-	*leaf = xcalloc(LEAF_PAGES, sizeof(**leaf));
-	v->n_leaves++;
-}
 
 /* The page's frame, if other pages have it or may get it; else 0. It stays so: nobody has the page locked who could change that. */
 static frame_t shared_frame(const struct chunk *ch, unsigned i)
@@ -96,7 +87,6 @@ static bool park_beside(struct victims *v, struct chunk *ch, unsigned i, frame_t
 
 	if (!slot || !slot_may_join(v, slot, ch->parked, i, wanted))
 		return false;
-	leaf_make(v, ch->parked, i);
 	slot_join(v, slot, ch->parked, i);
 	return true;
 }
@@ -118,7 +108,6 @@ static bool park(struct victims *v, struct chunk *ch, unsigned i, bool wanted)
 		ghosts_add(v->ghosts, parked_key(ch, i));
 		return false;
 	}
-	leaf_make(v, ch->parked, i);
 	slot_give(v, slot, ch->parked, i);
 	if (frame)
 		slot_link(v, slot, frame);
@@ -308,16 +297,11 @@ static bool index_end(struct victims *v, struct parked *p)
 	ends = p->n == 0;
 	if (ends)
 		ch->parked = NULL;
-	for (unsigned k = 0; k < ARRAY_LEN(p->leaf) && ends; k++)
-		v->n_leaves -= p->leaf[k] != NULL;
 	pthread_mutex_unlock(&v->lock);
 	pthread_mutex_unlock(&ch->lock);
-	if (!ends)
-		return false;
-	for (unsigned k = 0; k < ARRAY_LEN(p->leaf); k++)
-		free(p->leaf[k]);
-	free(p);
-	return true;
+	if (ends)
+		free(p);
+	return ends;
 }
 
 void victims_reap(struct cache *c)
@@ -699,5 +683,12 @@ void victim_check_chunk(const struct chunk *ch)
 		bug_on(k == of);
 	}
 	bug_on(n != ch->parked->n);
+	for (unsigned k = 0; k < ARRAY_LEN(ch->parked->leaf); k++) {
+		const struct parked_leaf *leaf = ch->parked->leaf[k];
+
+		bug_on(leaf && leaf->n == 0);
+		n -= leaf ? leaf->n : 0;
+	}
+	bug_on(n != 0);
 	pthread_mutex_unlock(&v->lock);
 }

@@ -16,6 +16,11 @@
 
 struct ghosts;
 
+struct parked_leaf {
+	unsigned n; /* pages that are parked */
+	uint32_t slot[LEAF_PAGES]; /* 0: none */
+};
+
 /* A chunk's index: slots of its pages. Made when the first is parked, ended by victims_reap() when none is. */
 struct parked {
 	struct chunk *ch; /* a reference */
@@ -23,7 +28,7 @@ struct parked {
 	unsigned n;
 	bool is_empty; /* it is in the list: */
 	struct parked *next_empty;
-	uint32_t *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* numbers of slots; 0: none. A leaf stays until the end */
+	struct parked_leaf *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: none of its pages is parked */
 };
 
 /*
@@ -167,9 +172,9 @@ static inline unsigned slot_pages(const struct victims *v, uint32_t slot)
 /* The page's place in the index, or NULL. */
 static inline uint32_t *index_at(const struct parked *p, unsigned i)
 {
-	uint32_t *leaf = p ? p->leaf[i / LEAF_PAGES] : NULL;
+	struct parked_leaf *leaf = p ? p->leaf[i / LEAF_PAGES] : NULL;
 
-	return leaf ? leaf + i % LEAF_PAGES : NULL;
+	return leaf ? &leaf->slot[i % LEAF_PAGES] : NULL;
 }
 struct victim_device *slot_device(struct victims *v, uint32_t slot);
 static inline bool slab_stays(const struct victim_slab *s)
