@@ -114,32 +114,26 @@ static const struct dedup_sample *sample_of(const struct cfile *f)
 	return known ? &f->dedup.sample : &f->cache->dedup->all;
 }
 
-static bool file_pays(const struct cfile *f)
-{
-	return fault_point("dedup.all") || pays(f->cache, sample_of(f));
-}
-
-/* Whether most of the sample may be left out, by what it has shown. */
-static bool may_rest(const struct cache *c, const struct dedup_sample *sa)
-{
-	unsigned enough = atomic_load_explicit(&sa->found, memory_order_relaxed) > 0 ? MANY / 2 : NOTHING;
-
-	return atomic_load_explicit(&sa->tried, memory_order_relaxed) >= enough && !pays(c, sa);
-}
-
 /*
- * For how many pages of the file's sample this one stands; 0: it is not in the sample. Only what the file itself has shown makes its sample smaller:
+ * Pages of the file are looked for if none of these bits of their mixed_bytes() is set. Only what the file itself has shown makes its sample smaller:
  * else who reads pages that are all different would see to it that others' are not looked for.
  */
-static unsigned in_sample(const struct cfile *f, const void *page)
+static unsigned looked_for(const struct cfile *f)
 {
-	unsigned mixed = mixed_bytes(f->cache->dedup->seed, page);
+	const struct dedup_sample *own = &f->dedup.sample;
+	unsigned enough = atomic_load_explicit(&own->found, memory_order_relaxed) > 0 ? MANY / 2 : NOTHING;
 
-	if (mixed % SAMPLE != 0)
+	_Static_assert(SAMPLE * RESTS <= 256, "it is by one byte");
+	if (fault_point("dedup.all") || pays(f->cache, sample_of(f)))
 		return 0;
-	if (!may_rest(f->cache, &f->dedup.sample))
-		return 1;
-	return mixed / SAMPLE % RESTS == 0 ? RESTS : 0;
+	return (atomic_load_explicit(&own->tried, memory_order_relaxed) < enough ? SAMPLE : SAMPLE * RESTS) - 1;
+}
+
+/* For how many pages of the file's sample this one stands, where @mask says which are looked for; 0: it is not in the sample. */
+static unsigned in_sample(unsigned mask, uint64_t seed, const void *page)
+{
+	mask = mask ? mask : SAMPLE - 1;
+	return mixed_bytes(seed, page) & mask ? 0 : (mask + 1) / SAMPLE;
 }
 
 static void learn(struct dedup_sample *sa, unsigned n, bool found)
@@ -272,8 +266,9 @@ static bool join(struct cache *c, frame_t *frame, uint32_t tag, uint32_t domain)
 	return true;
 }
 
-/* @page: its bytes; @tag: their tag, or 0. @all: whether pages that are not in the sample are looked for, too; what is found may change that. */
-static __attribute__((noinline)) void dedup_frame(struct cfile *f, frame_t *frame, const char *page, uint32_t tag, bool may_ask, bool *all)
+/* @page: its bytes; @tag: their tag, or 0. @mask: which are looked for; what is found may change that. */
+static __attribute__((noinline)) void dedup_frame(struct cfile *f, frame_t *frame, const char *page, uint32_t tag, bool may_ask,
+						  unsigned *mask)
 {
 	struct cache *c = f->cache;
 	uint32_t domain;
@@ -286,35 +281,35 @@ static __attribute__((noinline)) void dedup_frame(struct cfile *f, frame_t *fram
 		count(CTR_dedup_zeros, found);
 		return;
 	}
-	sample = in_sample(f, page);
-	if ((!sample && !*all) || !find_domain(f, sample, may_ask, &domain))
+	sample = in_sample(*mask, c->dedup->seed, page);
+	if ((!sample && *mask) || !find_domain(f, sample, may_ask, &domain))
 		return;
 	found = join(c, frame, tag ? tag : tag_of(c->dedup, page, sample), domain);
 	count(CTR_dedup_found, found);
 	if (sample) {
 		learn(&f->dedup.sample, sample, found);
 		learn(&c->dedup->all, 1, found);
-		*all = file_pays(f);
+		*mask = looked_for(f);
 	}
 }
 
 void dedup_frames(struct cfile *f, frame_t *frame, const uint32_t *tag, unsigned n, bool may_ask)
 {
 	struct cache *c = f->cache;
+	unsigned mask;
 	uint64_t seed;
-	bool all;
 
 	/* There the store may have something else at any time. */
 	if (!c->dedup || cfile_is_passthrough(f))
 		return;
-	all = file_pays(f);
+	mask = looked_for(f);
 	seed = c->dedup->seed;
 	for (unsigned k = 0; k < n; k++) {
 		const char *page = frame_ptr(&c->frames, frame[k]);
 
 		/* Most need no more than this, where there is nothing to find. */
-		if (all || page[0] == 0 || mixed_bytes(seed, page) % SAMPLE == 0)
-			dedup_frame(f, &frame[k], page, tag ? tag[k] : 0, may_ask, &all);
+		if (page[0] == 0 || !(mixed_bytes(seed, page) & mask))
+			dedup_frame(f, &frame[k], page, tag ? tag[k] : 0, may_ask, &mask);
 	}
 }
 
@@ -342,7 +337,7 @@ static void page_move(struct chunk *ch, unsigned i, frame_t frame)
 	struct cache *c = ch->file->cache;
 	frame_t old = page_at(ch, i)->frame;
 	/* Zeros are not in the sample when they are found, either. */
-	unsigned sample = shares_zeros(&c->frames, old) ? 0 : in_sample(ch->file, page_ptr(ch, i));
+	unsigned sample = shares_zeros(&c->frames, old) ? 0 : in_sample(looked_for(ch->file), c->dedup->seed, page_ptr(ch, i));
 
 	memcpy(frame_ptr(&c->frames, frame), page_ptr(ch, i), GAIA_PAGE);
 	if (sample) {

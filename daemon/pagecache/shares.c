@@ -95,8 +95,14 @@ static struct slab_shares *shares_make(struct frames *fr, frame_t frame)
 	if (there)
 		return there;
 	made = fault_point("shares.memory") ? NULL : malloc(sizeof(*made));
-	if (made)
+	if (made) {
+		/* The rest counts only where these say so. */
 		memset(made->indexed, 0, sizeof(made->indexed));
+#ifdef GAIA_FAULTS
+		/* "break.stale_link" has them say more. */
+		memset(made->of, 0, sizeof(made->of));
+#endif
+	}
 	if (!made || atomic_compare_exchange_strong(&s->shares, &there, made))
 		return made;
 	free(made);
