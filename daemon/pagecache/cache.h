@@ -144,7 +144,7 @@ struct cache_config {
 };
 
 #define CACHE_HOME_MIN (8ull << 20)
-#define CACHE_HOME_MAX (4ull << 40) /* numbers of frames have 32 bits, and twins and dirty pages may take as much again */
+#define CACHE_HOME_MAX (4ull << 40) /* numbers of frames have 31 bits, and twins and dirty pages may take as much again */
 #define CACHE_DEVICE_PERCENT 75u
 #define CACHE_DEVICE_AUTO UINT64_MAX
 #define CACHE_MAX_DEVICES 254u /* without the host */

@@ -33,7 +33,8 @@ enum {
 };
 
 struct page {
-	frame_t frame;
+	frame_t frame : 31;
+	frame_t indexed : 1; /* its frame is (shares.h): so the bytes do not change */
 	uint8_t flags;
 	uint8_t readers; /* holders of the shared lock */
 	uint8_t lockers, sharers; /* waiting threads: for the exclusive lock, for the shared one */
@@ -159,6 +160,11 @@ static inline bool page_dirty(const struct chunk *ch, unsigned i)
 {
 	return page_at(ch, i) && (page_at(ch, i)->flags & PAGE_DIRTY);
 }
+/* Whether others have its frame, too, or may find it at any time (dedup.h). */
+static inline bool page_indexed(const struct chunk *ch, unsigned i)
+{
+	return page_at(ch, i) && page_at(ch, i)->indexed;
+}
 
 /* Whether home's copy of the page lies in memory that clients may map: then it stays there, and is changed in place. */
 static inline bool page_in_view(const struct chunk *ch, unsigned i)
@@ -234,8 +240,10 @@ int home_room_to_stay(struct cache *c, unsigned n);
 /* Evict and store until home is within its budget, or nothing more can leave now; c->shrinking ends with it. No lock is held. */
 void home_shrink(struct cache *c);
 
-/* Make @frame, which is consumed, home's bytes, and return the old frame (or 0). chunk->lock is held, the page is locked. */
+/* Make @frame, which is consumed, home's bytes, and return the old frame (or 0). @frame may be with FRAME_INDEXED. chunk->lock is held, the page is locked. */
 frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);
+/* In the same way: its frame is not indexed any more. */
+void page_leaves_index(struct chunk *ch, unsigned i);
 /* In the same way for pages [a, b): make them dirty, and so not stored; or stored, and so not dirty. */
 void pages_set_dirty(struct chunk *ch, unsigned a, unsigned b);
 void pages_set_stored(struct chunk *ch, unsigned a, unsigned b);

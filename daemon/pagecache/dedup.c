@@ -37,11 +37,14 @@
 /* Pages of the sample: fewer of a file do not tell; after so many what was is worth half. */
 #define ENOUGH 32u
 #define MANY 1024u
+/* Where so many have found nothing most are left out; where too little, after MANY / 2. */
+#define NOTHING 256u
 /* For so many pages of the sample the store is not asked again whose the file is. */
 #define OWNER_PAGES 64u
 
 struct dedup {
 	bool all_users; /* of all users' files, not only of one user's at a time */
+	uint64_t seed; /* of the sample */
 	uint8_t secret[XXH3_SECRET_SIZE_MIN];
 	struct dedup_sample all; /* of all files together */
 	atomic_uint hash_ns;   /* of a page, lately */
@@ -62,6 +65,7 @@ int dedup_create(struct cache *c, const struct cache_config *config)
 		free(d);
 		return -EIO;
 	}
+	memcpy(&d->seed, d->secret, sizeof(d->seed));
 	d->all_users = config->dedup == CACHE_DEDUP_ALL_USERS;
 	err = shares_create(&c->frames);
 	if (err)
@@ -80,11 +84,10 @@ void dedup_destroy(struct cache *c)
 /* ---- which pages ---- */
 
 /* The same for equal pages, whatever file they are of. A byte: the highest of the products', which depends on all below. */
-static unsigned mixed_bytes(const struct dedup *d, const void *page)
+static unsigned mixed_bytes(uint64_t seed, const void *page)
 {
-	uint64_t mixed, word;
+	uint64_t mixed = seed, word;
 
-	memcpy(&mixed, d->secret, sizeof(mixed));
 	for (unsigned at = 0; at < GAIA_PAGE; at += GAIA_PAGE / 4) {
 		memcpy(&word, (const char *)page + at, sizeof(word));
 		mixed = (mixed ^ word) * 0x9e3779b97f4a7c15u;
@@ -111,25 +114,26 @@ static const struct dedup_sample *sample_of(const struct cfile *f)
 	return known ? &f->dedup.sample : &f->cache->dedup->all;
 }
 
-static bool file_pays(const struct cfile *f)
-{
-	return fault_point("dedup.all") || pays(f->cache, sample_of(f));
-}
-
 /*
- * For how many pages of the file's sample this one stands; 0: it is not in the sample. Only what the file itself has shown makes its sample smaller:
+ * Pages of the file are looked for if none of these bits of their mixed_bytes() is set. Only what the file itself has shown makes its sample smaller:
  * else who reads pages that are all different would see to it that others' are not looked for.
  */
-static unsigned in_sample(const struct cfile *f, const void *page)
+static unsigned looked_for(const struct cfile *f)
 {
-	unsigned mixed = mixed_bytes(f->cache->dedup, page);
 	const struct dedup_sample *own = &f->dedup.sample;
+	unsigned enough = atomic_load_explicit(&own->found, memory_order_relaxed) > 0 ? MANY / 2 : NOTHING;
 
-	if (mixed % SAMPLE != 0)
+	_Static_assert(SAMPLE * RESTS <= 256, "it is by one byte");
+	if (fault_point("dedup.all") || pays(f->cache, sample_of(f)))
 		return 0;
-	if (atomic_load_explicit(&own->tried, memory_order_relaxed) < MANY / 2 || pays(f->cache, own))
-		return 1;
-	return mixed / SAMPLE % RESTS == 0 ? RESTS : 0;
+	return (atomic_load_explicit(&own->tried, memory_order_relaxed) < enough ? SAMPLE : SAMPLE * RESTS) - 1;
+}
+
+/* For how many pages of the file's sample this one stands, where @mask says which are looked for; 0: it is not in the sample. */
+static unsigned in_sample(unsigned mask, uint64_t seed, const void *page)
+{
+	mask = mask ? mask : SAMPLE - 1;
+	return mixed_bytes(seed, page) & mask ? 0 : (mask + 1) / SAMPLE;
 }
 
 static void learn(struct dedup_sample *sa, unsigned n, bool found)
@@ -250,63 +254,68 @@ static uint32_t tag_of(struct dedup *d, const void *page, bool timed)
 	return tag;
 }
 
-/* @all: whether pages that are not in the sample are looked for, too; what is found may change that. */
-static frame_t dedup_frame(struct cfile *f, frame_t frame, bool may_ask, bool *all)
+/* True: another one was found, and has taken its place. */
+static bool join(struct cache *c, frame_t *frame, uint32_t tag, uint32_t domain)
+{
+	frame_t own = *frame, found = shares_join(&c->frames, own, tag, domain);
+
+	*frame = shares_indexed(&c->frames, found) ? found | FRAME_INDEXED : found;
+	if (found == own)
+		return false;
+	frames_give(&c->frames, &own, 1);
+	return true;
+}
+
+/* @page: its bytes; @tag: their tag, or 0. @mask: which are looked for; what is found may change that. */
+static __attribute__((noinline)) void dedup_frame(struct cfile *f, frame_t *frame, const char *page, uint32_t tag, bool may_ask,
+						  unsigned *mask)
 {
 	struct cache *c = f->cache;
-	const char *page = frame_ptr(&c->frames, frame);
 	uint32_t domain;
-	frame_t found;
 	unsigned sample;
+	bool found;
 
 	/* Zeros are nobody's secret, and need no hash. */
 	if (page[0] == 0 && memcmp(page, page + 1, GAIA_PAGE - 1) == 0) {
-		found = shares_join(&c->frames, frame, SHARES_ZEROS, SHARES_ZEROS);
-		count(CTR_dedup_zeros, found != frame);
-		return found;
+		found = join(c, frame, SHARES_ZEROS, SHARES_ZEROS);
+		count(CTR_dedup_zeros, found);
+		return;
 	}
-	sample = in_sample(f, page);
-	if ((!sample && !*all) || !find_domain(f, sample, may_ask, &domain))
-		return frame;
-	found = shares_join(&c->frames, frame, tag_of(c->dedup, page, sample), domain);
-	count(CTR_dedup_found, found != frame);
+	sample = in_sample(*mask, c->dedup->seed, page);
+	if ((!sample && *mask) || !find_domain(f, sample, may_ask, &domain))
+		return;
+	found = join(c, frame, tag ? tag : tag_of(c->dedup, page, sample), domain);
+	count(CTR_dedup_found, found);
 	if (sample) {
-		learn(&f->dedup.sample, sample, found != frame);
-		learn(&c->dedup->all, 1, found != frame);
-		*all = file_pays(f);
+		learn(&f->dedup.sample, sample, found);
+		learn(&c->dedup->all, 1, found);
+		*mask = looked_for(f);
 	}
-	return found;
 }
 
-void dedup_frames(struct cfile *f, frame_t *frame, unsigned n, bool may_ask)
+void dedup_frames(struct cfile *f, frame_t *frame, const uint32_t *tag, unsigned n, bool may_ask)
 {
 	struct cache *c = f->cache;
-	bool all;
+	unsigned mask;
+	uint64_t seed;
 
 	/* There the store may have something else at any time. */
 	if (!c->dedup || cfile_is_passthrough(f))
 		return;
-	all = file_pays(f);
+	mask = looked_for(f);
+	seed = c->dedup->seed;
 	for (unsigned k = 0; k < n; k++) {
-		frame_t found = dedup_frame(f, frame[k], may_ask, &all);
+		const char *page = frame_ptr(&c->frames, frame[k]);
 
-		if (found != frame[k])
-			frames_give(&c->frames, &frame[k], 1);
-		frame[k] = found;
+		/* Most need no more than this, where there is nothing to find. */
+		if (page[0] == 0 || !(mixed_bytes(seed, page) & mask))
+			dedup_frame(f, &frame[k], page, tag ? tag[k] : 0, may_ask, &mask);
 	}
 }
 
 /* ---- frames of their own ---- */
 
-/* Others have the page's frame, too, or may find it at any time. The page is locked. */
-static bool is_indexed(const struct chunk *ch, unsigned i)
-{
-	const struct page *p = page_at(ch, i);
-
-	return p && p->frame && shares_indexed(&ch->file->cache->frames, p->frame);
-}
-
-/* It was, and is not any more, as nobody else has it. */
+/* It was, and is not any more, as nobody else has it: page_leaves_index() is next. */
 static bool becomes_own(const struct chunk *ch, unsigned i)
 {
 	struct frames *fr = &ch->file->cache->frames;
@@ -328,7 +337,7 @@ static void page_move(struct chunk *ch, unsigned i, frame_t frame)
 	struct cache *c = ch->file->cache;
 	frame_t old = page_at(ch, i)->frame;
 	/* Zeros are not in the sample when they are found, either. */
-	unsigned sample = shares_zeros(&c->frames, old) ? 0 : in_sample(ch->file, page_ptr(ch, i));
+	unsigned sample = shares_zeros(&c->frames, old) ? 0 : in_sample(looked_for(ch->file), c->dedup->seed, page_ptr(ch, i));
 
 	memcpy(frame_ptr(&c->frames, frame), page_ptr(ch, i), GAIA_PAGE);
 	if (sample) {
@@ -342,8 +351,12 @@ static void page_move(struct chunk *ch, unsigned i, frame_t frame)
 
 void page_own(struct chunk *ch, unsigned i, frame_t *spare)
 {
-	if (!ch->file->cache->dedup || !is_indexed(ch, i) || becomes_own(ch, i))
+	if (!page_indexed(ch, i))
 		return;
+	if (becomes_own(ch, i)) {
+		page_leaves_index(ch, i);
+		return;
+	}
 	page_move(ch, i, *spare);
 	*spare = 0;
 }
@@ -351,31 +364,31 @@ void page_own(struct chunk *ch, unsigned i, frame_t *spare)
 /* As page_own(), of a page that is indexed. */
 static __attribute__((noinline)) int page_copy(struct chunk *ch, unsigned i)
 {
-	frame_t frame;
+	bool own = becomes_own(ch, i);
+	frame_t frame = 0;
 	int err;
 
 	/* Others may give theirs back meanwhile, which does no harm. */
-	if (becomes_own(ch, i))
-		return 0;
-	err = fault_point("dedup.own");
-	if (!err)
+	err = own ? 0 : fault_point("dedup.own");
+	if (!err && !own)
 		err = frame_alloc(ch->file->cache, 1, &frame);
 	if (err)
 		return err;
 	pthread_mutex_lock(&ch->lock);
-	page_move(ch, i, frame);
+	if (own)
+		page_leaves_index(ch, i);
+	else
+		page_move(ch, i, frame);
 	pthread_mutex_unlock(&ch->lock);
 	return 0;
 }
 
-int pages_own(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+int pages_own_indexed(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
 	int err;
 
-	if (!ch->file->cache->dedup)
-		return 0;
 	for (unsigned i = a; (i = pages ? bits_first(pages, i, b) : i) < b; i++) {
-		err = is_indexed(ch, i) ? page_copy(ch, i) : 0;
+		err = page_indexed(ch, i) ? page_copy(ch, i) : 0;
 		if (err)
 			return err;
 	}

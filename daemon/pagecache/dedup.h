@@ -12,9 +12,9 @@
 #include <stdint.h>
 
 #include "pagecache/cache.h"
+#include "pagecache/chunk.h"
 #include "pagecache/frames.h"
 
-struct chunk;
 struct dedup;
 
 /* What the sample has shown, of a file or of all. Hints: relaxed, and not always exact. */
@@ -37,15 +37,22 @@ void dedup_destroy(struct cache *c);
 
 /*
  * Pages of the file have come into frame[0..n), which belong to nobody yet: where home has the same bytes already, frame[k] becomes that frame, and
- * the other is given back. @may_ask: it may wait for the store. No lock but their pages' and the file's range.
+ * the other is given back. Those that are indexed are with FRAME_INDEXED then. @tag: what is known of their tags (0: nothing), or NULL.
+ * @may_ask: it may wait for the store. No lock but their pages' and the file's range.
  */
-void dedup_frames(struct cfile *f, frame_t *frame, unsigned n, bool may_ask);
+void dedup_frames(struct cfile *f, frame_t *frame, const uint32_t *tag, unsigned n, bool may_ask);
 
 /*
  * Pages [a, b), of those in @pages (NULL: all), are locked exclusively and about to be changed where they are: those that others may have, too,
  * get frames of their own, with the same bytes. Goes beyond the budget, as frame_alloc() does; -ENOMEM: no memory. No lock is held.
  */
-int pages_own(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
+int pages_own_indexed(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
+static inline int pages_own(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+{
+	while (a < b && !page_indexed(ch, a))
+		a++;
+	return a < b ? pages_own_indexed(ch, a, b, pages) : 0;
+}
 /* The same for one page, with chunk->lock held, and a frame for it in @spare, which becomes 0 if it is taken. */
 void page_own(struct chunk *ch, unsigned i, frame_t *spare);
 

@@ -45,12 +45,13 @@ unsigned page_limit(const struct chunk *ch, unsigned i)
 
 struct fill *fill_create(struct chunk *ch, const struct source *src, unsigned room)
 {
-	size_t piece = src ? sizeof(struct dev_run) : sizeof(struct iovec);
+	size_t piece = src ? sizeof(struct dev_run) + sizeof(uint32_t) : sizeof(struct iovec);
 	struct fill *fl = xmalloc(sizeof(*fl) + room * (piece + sizeof(*fl->frame) + sizeof(*fl->slot) + sizeof(*fl->page)));
 
 	*fl = (struct fill){ .ch = ch, .dev = src ? src->dev : NULL, .rep = src ? src->rep : NULL };
 	fl->iov = src ? NULL : (struct iovec *)(fl + 1);
 	fl->runs = src ? (struct dev_run *)(fl + 1) : NULL;
+	fl->tag = src ? (uint32_t *)(fl->runs + room) : NULL;
 	fl->frame = (frame_t *)((char *)(fl + 1) + room * piece);
 	fl->slot = fl->frame + room;
 	fl->page = (uint16_t *)(fl->slot + room);
@@ -71,7 +72,7 @@ void fill_done(const struct fills *fills, struct fill *fl, int err)
 	if (err)
 		frames_give(&ch->file->cache->frames, fl->frame, fl->n);
 	else if (!fills->to_change)
-		dedup_frames(ch->file, fl->frame, fl->n, !fl->dev);
+		dedup_frames(ch->file, fl->frame, fl->tag, fl->n, !fl->dev);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < fl->n && !err; k++)
 		page_set_frame(ch, fl->page[k], fl->frame[k]);

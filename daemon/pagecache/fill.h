@@ -27,6 +27,7 @@ struct fill {
 	uint16_t *page;
 	frame_t *frame;
 	uint32_t *slot;
+	uint32_t *tag; /* what is known of their bytes, see victim_place(); NULL: from the store */
 
 	unsigned n_read; /* of them, those that do not lie wholly beyond the end: the others are zeros, and nobody's to read */
 	struct store_file *sf;

@@ -44,7 +44,7 @@ static __thread unsigned last_slab;
 /* Twice the budget: twins and pages that cannot wait go beyond it. */
 static unsigned slabs_for(uint64_t bytes)
 {
-	return (unsigned)(2 * (bytes / GAIA_CHUNK) + 512);
+	return (unsigned)MIN(2 * (bytes / GAIA_CHUNK) + 512, (FRAME_INDEXED - 1) / GAIA_CHUNK_PAGES);
 }
 
 int frames_init(struct frames *fr, uint64_t bytes, uint64_t most)

@@ -17,6 +17,8 @@ struct slab_shares;
 
 /* A page of home memory: slab number and position. 0 is none. */
 typedef uint32_t frame_t;
+/* Beside a frame's number, from dedup_frames() to page_set_frame(): it is indexed (shares.h). */
+#define FRAME_INDEXED (1u << 31)
 
 struct slab {
 	/* One bit for each frame, set if nobody has it; none is set without memory. All in one cache line. */

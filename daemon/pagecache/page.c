@@ -9,7 +9,6 @@
 #include "pagecache/file.h"
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
-#include "pagecache/shares.h"
 #include "pagecache/state.h"
 #include "pagecache/victim.h"
 #include "pagecache/view.h"
@@ -32,9 +31,15 @@ frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame)
 {
 	frame_t old = page_at(ch, i)->frame;
 
-	page_at(ch, i)->frame = frame;
+	page_at(ch, i)->frame = frame & ~FRAME_INDEXED;
+	page_at(ch, i)->indexed = !!(frame & FRAME_INDEXED);
 	tally(&ch->n_frames, (frame != 0) - (old != 0));
 	return old;
+}
+
+void page_leaves_index(struct chunk *ch, unsigned i)
+{
+	page_at(ch, i)->indexed = false;
 }
 
 void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state)
@@ -48,7 +53,7 @@ void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state)
 
 		bug_on(state && !p->frame);
 		/* Others may have its bytes, or come to have them. */
-		bug_on((state & PAGE_DIRTY) && shares_indexed(&f->cache->frames, p->frame) && !fault_point("break.shared_written"));
+		bug_on((state & PAGE_DIRTY) && p->indexed && !fault_point("break.shared_written"));
 		/* Everything that changes home's bytes makes them dirty, except what removes them (resize.c). */
 		if ((state & PAGE_DIRTY) && ch->parked)
 			victim_drop_slot(ch, i);

@@ -419,6 +419,7 @@ static void check_chunk(struct chunk *ch, uint32_t *owners, uint64_t *frames, ui
 		bug_on(p->flags & PAGE_SYNCING);
 		n_frames += p->frame != 0;
 		owners[p->frame]++;
+		bug_on(p->indexed != (p->frame && shares_indexed(&ch->file->cache->frames, p->frame)));
 		n_viewed += page_in_view(ch, i);
 		n_dirty += !!(p->flags & PAGE_DIRTY);
 		n_stored += !!(p->flags & PAGE_STORED);

@@ -42,8 +42,9 @@ bool shares_put(struct frames *fr, frame_t frame);
 bool shares_by_others(const struct frames *fr, frame_t frame);
 /* It is indexed as one of zeros. As shares_indexed(). */
 bool shares_zeros(const struct frames *fr, frame_t frame);
-/* Its domain. As shares_indexed(). */
+/* Its domain, and its tag. As shares_indexed(). */
 uint32_t shares_domain(const struct frames *fr, frame_t frame);
+uint32_t shares_tag(const struct frames *fr, frame_t frame);
 /* The slot of a device (victim.h) that it is linked with as far as it knows; 0: none, as when it enters the index. As above, with victims.lock held. */
 uint32_t shares_slot(const struct frames *fr, frame_t frame);
 void shares_set_slot(struct frames *fr, frame_t frame, uint32_t slot);

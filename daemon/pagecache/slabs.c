@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "base/counters.h"
+#include "base/fault.h"
 #include "base/thread.h"
 #include "base/util.h"
 #include "pagecache/devices.h"
@@ -14,6 +15,7 @@
 
 #define REST_NS 2000000000ull	/* after a slab was given up */
 #define TICK_NS 100000000ull
+#define DROP_AT_ONCE GAIA_CHUNK_PAGES /* pages, while others wait for the lock: a slot may have many */
 #define SPARE_SHARE 16u		/* of a device: what cache=auto leaves free, so that replicas seldom wait for slabs */
 
 /* ---- memory ---- */
@@ -21,7 +23,7 @@
 /* The next ones are called with victims.lock held. */
 static void slab_add(struct victims *v, struct victim_device *vd, struct devmem *mem)
 {
-	struct victim_slab *s = xcalloc(1, sizeof(*s) + (v->cache->dedup ? GAIA_CHUNK_PAGES * sizeof(s->from[0]) : 0));
+	struct victim_slab *s = xcalloc(1, sizeof(*s) + (v->cache->dedup ? GAIA_CHUNK_PAGES * sizeof(s->known[0]) : 0));
 	uint32_t k = vd->added_at;
 
 	s->mem = mem;
@@ -34,6 +36,15 @@ static void slab_add(struct victims *v, struct victim_device *vd, struct devmem 
 	vd->n_free += GAIA_CHUNK_PAGES;
 }
 
+/* Others have the lock for a moment: a thread that takes it again at once would be faster than those that are woken for it. */
+static void let_others(struct victims *v)
+{
+	pthread_mutex_unlock(&v->lock);
+	(void)fault_point("victim.leaves");
+	nanosleep(&(struct timespec){ .tv_nsec = 1000 }, NULL);
+	pthread_mutex_lock(&v->lock);
+}
+
 /*
  * Drop what is parked there. What is under way is waited for: operations of the device only. The memory is the caller's then, to be
  * freed. victims.lock is held, but not all the time.
@@ -42,11 +53,20 @@ static struct devmem *slab_end(struct victims *v, struct victim_device *vd, uint
 {
 	struct victim_slab *s = v->slab[number];
 	struct devmem *mem = s->mem;
+	unsigned dropped = 0;
 
 	s->leaves = true;
 	vd->n_free -= GAIA_CHUNK_PAGES - s->n_taken;
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
-		slot_drop_all(v, number * GAIA_CHUNK_PAGES + i + 1, false);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		uint32_t slot = number * GAIA_CHUNK_PAGES + i + 1;
+
+		dropped += slot_pages(v, slot);
+		slot_drop_all(v, slot, false);
+		if (dropped < DROP_AT_ONCE)
+			continue;
+		dropped = 0;
+		let_others(v);
+	}
 	/* What waits in a batch that is not full. From here on no slot of this slab comes into one. */
 	pthread_mutex_unlock(&v->lock);
 	victims_send(v->cache, true);

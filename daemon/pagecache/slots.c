@@ -124,9 +124,35 @@ static struct sharers *sharers_make(uint64_t *owner)
 
 static void note_parked(struct victims *v, uint32_t slot, struct parked *p, unsigned page)
 {
+	struct parked_leaf **leaf = &p->leaf[page / LEAF_PAGES];
+
+	if (!*leaf) {
+		*leaf = xcalloc(1, sizeof(**leaf));
+		v->n_leaves++;
+	}
+	(*leaf)->n++;
 	*index_at(p, page) = slot;
 	p->n++;
 	v->n_parked++;
+}
+
+static void note_left(struct victims *v, struct parked *p, unsigned page)
+{
+	struct parked_leaf **leaf = &p->leaf[page / LEAF_PAGES];
+
+	*index_at(p, page) = 0;
+	v->n_parked--;
+	/* It counts for what others may have recorded. */
+	if (--(*leaf)->n == 0) {
+		free(*leaf);
+		*leaf = NULL;
+		v->n_leaves--;
+	}
+	if (--p->n == 0 && !p->is_empty) {
+		p->is_empty = true;
+		p->next_empty = v->empty;
+		v->empty = p;
+	}
 }
 
 static void slot_free(struct victims *v, uint32_t slot)
@@ -155,7 +181,7 @@ static void slot_abandon(struct victims *v, uint32_t slot)
 	uint64_t *owner = slot_owner(v, slot);
 
 	if (v->cache->dedup)
-		slot_slab(v, slot)->from[(slot - 1) % GAIA_CHUNK_PAGES] = (struct slot_frame){ 0 };
+		*slot_known(v, slot) = (struct slot_known){ 0 };
 	if (*owner & OWNER_BUSY)
 		*owner = (*owner & OWNER_BUSY) | OWNER_GONE;
 	else
@@ -167,13 +193,7 @@ static void slot_leave(struct victims *v, uint32_t slot, struct parked *p, unsig
 	uint64_t *owner = slot_owner(v, slot);
 
 	bug_on(*owner & OWNER_GONE || *index_at(p, page) != slot);
-	*index_at(p, page) = 0;
-	v->n_parked--;
-	if (--p->n == 0 && !p->is_empty) {
-		p->is_empty = true;
-		p->next_empty = v->empty;
-		v->empty = p;
-	}
+	note_left(v, p, page);
 	if (*owner & OWNER_MANY) {
 		sharer_remove(owner, p, page);
 		v->n_shared--;
@@ -246,32 +266,35 @@ void slot_ended(struct victims *v, uint32_t slot)
 
 /* ---- one slot for equal pages ---- */
 
-static struct slot_frame *slot_from(const struct victims *v, uint32_t slot)
-{
-	return &slot_slab(v, slot)->from[(slot - 1) % GAIA_CHUNK_PAGES];
-}
-
 uint32_t slot_of_frame(const struct victims *v, frame_t frame)
 {
 	uint32_t slot = shares_slot(&v->cache->frames, frame);
 
-	return slot && slot_slab(v, slot) && slot_from(v, slot)->frame == frame ? slot : 0;
+	/* What a slab has that leaves is forgotten soon. */
+	return slot && slab_stays(slot_slab(v, slot)) && slot_known(v, slot)->frame == frame ? slot : 0;
 }
 
 void slot_link(struct victims *v, uint32_t slot, frame_t frame)
 {
 	uint32_t domain = shares_domain(&v->cache->frames, frame);
 
+	slot_note_tag(v, slot, shares_tag(&v->cache->frames, frame));
 	/* One of its pages is in another domain by now. It may stay with those with which it has been. */
-	if (*slot_owner(v, slot) & OWNER_MANY && slot_from(v, slot)->domain != domain)
+	if (*slot_owner(v, slot) & OWNER_MANY && slot_known(v, slot)->domain != domain)
 		return;
-	*slot_from(v, slot) = (struct slot_frame){ frame, domain };
+	slot_known(v, slot)->frame = frame;
+	slot_known(v, slot)->domain = domain;
 	shares_set_slot(&v->cache->frames, frame, slot);
+}
+
+void slot_note_tag(struct victims *v, uint32_t slot, uint32_t tag)
+{
+	slot_known(v, slot)->tag = tag;
 }
 
 /*
  * Without that anybody could have any number of pages recorded, of a large hole for instance. For a page that is alone in its chunk there is
- * far more than for one with neighbours, and a leaf stays while its index does.
+ * far more than for one with neighbours.
  */
 static bool may_record(const struct victims *v, const struct parked *p, unsigned page, bool wanted)
 {

@@ -167,8 +167,10 @@ static int copy_begin(struct fill *fl)
 	fl->wait.began_ns = now_ns(); /* if the device does not even see it */
 	for (unsigned k = 0; k < fl->n; k++) {
 		unsigned page = fl->page[k];
-		struct devmem *mem = fl->rep ? fl->rep->mem : victim_place(c, fl->slot[k], &page);
+		struct devmem *mem;
 
+		fl->tag[k] = 0;
+		mem = fl->rep ? fl->rep->mem : victim_place(c, fl->slot[k], &page, &fl->tag[k]);
 		dev_run_add(&fl->op, fl->runs, mem, page, frame_ptr(&c->frames, fl->frame[k]), NULL);
 	}
 	err = cache_device_begin_then(fl->dev, &fl->op, &fl->wait, fl->rep ? NULL : slots_read, fl);

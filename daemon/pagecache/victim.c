@@ -71,23 +71,13 @@ static struct batch *batch_with_room(struct victims *v)
 }
 
 /* The next ones are called with chunk->lock and victims.lock held. */
-static void leaf_make(struct victims *v, struct parked *p, unsigned i)
-{
-	uint32_t **leaf = &p->leaf[i / LEAF_PAGES];
-
-	if (*leaf)
-		return;
-	*leaf = xcalloc(LEAF_PAGES, sizeof(**leaf));
-	v->n_leaves++;
-}
 
 /* The page's frame, if other pages have it or may get it; else 0. It stays so: nobody has the page locked who could change that. */
 static frame_t shared_frame(const struct chunk *ch, unsigned i)
 {
-	const struct cache *c = ch->file->cache;
-	frame_t frame = page_at(ch, i)->frame;
+	const struct page *p = page_at(ch, i);
 
-	return c->dedup && shares_indexed(&c->frames, frame) ? frame : 0;
+	return p->indexed ? p->frame : 0;
 }
 
 /* In the slot of a page that has left home with the same frame: nothing is copied, and nothing leaves for it. */
@@ -97,7 +87,6 @@ static bool park_beside(struct victims *v, struct chunk *ch, unsigned i, frame_t
 
 	if (!slot || !slot_may_join(v, slot, ch->parked, i, wanted))
 		return false;
-	leaf_make(v, ch->parked, i);
 	slot_join(v, slot, ch->parked, i);
 	return true;
 }
@@ -119,7 +108,6 @@ static bool park(struct victims *v, struct chunk *ch, unsigned i, bool wanted)
 		ghosts_add(v->ghosts, parked_key(ch, i));
 		return false;
 	}
-	leaf_make(v, ch->parked, i);
 	slot_give(v, slot, ch->parked, i);
 	if (frame)
 		slot_link(v, slot, frame);
@@ -309,16 +297,11 @@ static bool index_end(struct victims *v, struct parked *p)
 	ends = p->n == 0;
 	if (ends)
 		ch->parked = NULL;
-	for (unsigned k = 0; k < ARRAY_LEN(p->leaf) && ends; k++)
-		v->n_leaves -= p->leaf[k] != NULL;
 	pthread_mutex_unlock(&v->lock);
 	pthread_mutex_unlock(&ch->lock);
-	if (!ends)
-		return false;
-	for (unsigned k = 0; k < ARRAY_LEN(p->leaf); k++)
-		free(p->leaf[k]);
-	free(p);
-	return true;
+	if (ends)
+		free(p);
+	return ends;
 }
 
 void victims_reap(struct cache *c)
@@ -371,12 +354,15 @@ void victim_came(struct chunk *ch, unsigned i, uint32_t slot)
 	other = slot_of_frame(v, frame);
 	at = index_at(ch->parked, i);
 	/* It has been absent and locked: so if it is parked there it has been all the time. */
-	if (at && *at == slot && (!other || slot_pages(v, other) == SHARERS_MOST))
-		slot_link(v, slot, frame);
+	if (at && *at == slot) {
+		slot_note_tag(v, slot, shares_tag(&v->cache->frames, frame));
+		if (!other || slot_pages(v, other) == SHARERS_MOST)
+			slot_link(v, slot, frame);
+	}
 	pthread_mutex_unlock(&v->lock);
 }
 
-struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page)
+struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page, uint32_t *tag)
 {
 	struct victims *v = c->victims;
 	struct devmem *mem;
@@ -384,6 +370,7 @@ struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page)
 	*page = (slot - 1) % GAIA_CHUNK_PAGES;
 	pthread_mutex_lock(&v->lock);
 	mem = slot_slab(v, slot)->mem;
+	*tag = c->dedup ? slot_known(v, slot)->tag : 0;
 	pthread_mutex_unlock(&v->lock);
 	return mem;
 }
@@ -591,7 +578,7 @@ static void check_bytes(struct parked *p, unsigned i, const char *bytes)
 static void check_link(struct victims *v, uint32_t slot, const char *bytes)
 {
 	const struct frames *fr = &v->cache->frames;
-	struct slot_frame from = v->cache->dedup ? slot_slab(v, slot)->from[(slot - 1) % GAIA_CHUNK_PAGES] : (struct slot_frame){ 0 };
+	struct slot_known from = v->cache->dedup ? *slot_known(v, slot) : (struct slot_known){ 0 };
 
 	if (!from.frame || !shares_indexed(fr, from.frame) || slot_of_frame(v, from.frame) != slot)
 		return;
@@ -608,6 +595,7 @@ static unsigned check_slot(struct victims *v, uint32_t slot, const char *bytes)
 	bug_on(*owner & OWNER_STATE & ~OWNER_BACK);
 	page = owner_pages(owner, &n);
 	bug_on(n > SHARERS_MOST || (n == 0) != (*owner == 0) || (n > 1) != !!(*owner & OWNER_MANY));
+	bug_on(n == 0 && v->cache->dedup && (slot_known(v, slot)->frame || slot_known(v, slot)->tag));
 	/* (Unless there was no memory for fewer.) */
 	bug_on(n > 1 && owner_sharers(*owner)->room > SHARERS_LEAST && n <= owner_sharers(*owner)->room / 4);
 	for (unsigned k = 0; k < n; k++) {
@@ -695,5 +683,12 @@ void victim_check_chunk(const struct chunk *ch)
 		bug_on(k == of);
 	}
 	bug_on(n != ch->parked->n);
+	for (unsigned k = 0; k < ARRAY_LEN(ch->parked->leaf); k++) {
+		const struct parked_leaf *leaf = ch->parked->leaf[k];
+
+		bug_on(leaf && leaf->n == 0);
+		n -= leaf ? leaf->n : 0;
+	}
+	bug_on(n != 0);
 	pthread_mutex_unlock(&v->lock);
 }

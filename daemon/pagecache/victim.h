@@ -68,8 +68,8 @@ unsigned victim_find(struct chunk *ch, const struct cache_device *dev, const uin
  * have this frame may be parked there, too. chunk->lock is held.
  */
 void victim_came(struct chunk *ch, unsigned i, uint32_t slot);
-/* The device's memory and the place in it. */
-struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page);
+/* The device's memory and the place in it. @tag: that of its bytes (shares.h), if it is known: it need not be computed again; 0: it is not. */
+struct devmem *victim_place(struct cache *c, uint32_t slot, unsigned *page, uint32_t *tag);
 /* They were read, or will not be (0: nothing). @failed: what is there cannot be read. Any thread, also a device's. */
 void victim_read_ended(struct cache *c, const uint32_t *slot, unsigned n, bool failed);
 

@@ -16,6 +16,11 @@
 
 struct ghosts;
 
+struct parked_leaf {
+	unsigned n; /* pages that are parked */
+	uint32_t slot[LEAF_PAGES]; /* 0: none */
+};
+
 /* A chunk's index: slots of its pages. Made when the first is parked, ended by victims_reap() when none is. */
 struct parked {
 	struct chunk *ch; /* a reference */
@@ -23,7 +28,7 @@ struct parked {
 	unsigned n;
 	bool is_empty; /* it is in the list: */
 	struct parked *next_empty;
-	uint32_t *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* numbers of slots; 0: none. A leaf stays until the end */
+	struct parked_leaf *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: none of its pages is parked */
 };
 
 /*
@@ -51,10 +56,11 @@ struct sharers {
 #define SHARERS_MOST 64u
 #define SHARERS_LEAST 4u /* places */
 
-/* What a slot was filled from. */
-struct slot_frame {
+/* What is known of a slot's bytes. */
+struct slot_known {
 	frame_t frame;	 /* of home, with the same bytes if it is linked with the slot (slots.c); 0: none */
 	uint32_t domain; /* of all frames that it has been linked with (shares.h), while it has the same pages */
+	uint32_t tag;	 /* of its bytes (shares.h); 0: not known */
 };
 
 struct victim_slab {
@@ -63,7 +69,7 @@ struct victim_slab {
 	unsigned n_busy;  /* copies to slots, and reads of them, that have not ended */
 	bool leaves;	  /* is given up */
 	uint64_t owner[GAIA_CHUNK_PAGES];
-	struct slot_frame from[]; /* of each slot; none if frames are not shared */
+	struct slot_known known[]; /* of each slot; none if frames are not shared */
 };
 
 /* Of a device that has parked pages. */
@@ -133,6 +139,11 @@ static inline uint64_t *slot_owner(const struct victims *v, uint32_t slot)
 {
 	return &slot_slab(v, slot)->owner[(slot - 1) % GAIA_CHUNK_PAGES];
 }
+/* Only if frames are shared. */
+static inline struct slot_known *slot_known(const struct victims *v, uint32_t slot)
+{
+	return &slot_slab(v, slot)->known[(slot - 1) % GAIA_CHUNK_PAGES];
+}
 /* Of one page, or of an entry of struct sharers. */
 static inline struct parked *owner_index(uint64_t owner)
 {
@@ -161,9 +172,9 @@ static inline unsigned slot_pages(const struct victims *v, uint32_t slot)
 /* The page's place in the index, or NULL. */
 static inline uint32_t *index_at(const struct parked *p, unsigned i)
 {
-	uint32_t *leaf = p ? p->leaf[i / LEAF_PAGES] : NULL;
+	struct parked_leaf *leaf = p ? p->leaf[i / LEAF_PAGES] : NULL;
 
-	return leaf ? leaf + i % LEAF_PAGES : NULL;
+	return leaf ? &leaf->slot[i % LEAF_PAGES] : NULL;
 }
 struct victim_device *slot_device(struct victims *v, uint32_t slot);
 static inline bool slab_stays(const struct victim_slab *s)
@@ -189,6 +200,8 @@ void slot_ended(struct victims *v, uint32_t slot);
 uint32_t slot_of_frame(const struct victims *v, frame_t frame);
 /* Link them: the slot has the frame's bytes. */
 void slot_link(struct victims *v, uint32_t slot, frame_t frame);
+/* It has the bytes of a frame with this tag. */
+void slot_note_tag(struct victims *v, uint32_t slot, uint32_t tag);
 /* Whether one more page can be parked there; if so slot_join() or slot_move() is next. @wanted: by the policy; others leave these half of the room. */
 bool slot_may_join(struct victims *v, uint32_t slot, const struct parked *p, unsigned page, bool wanted);
 /* The page is parked there, too. */

@@ -69,7 +69,7 @@ typedef victim_slot {
 	unsigned reads : 2;
 	unsigned bytes : 2;	/* in the device's memory */
 	unsigned batch : 2;	/* on their way there */
-	unsigned frame : 2;	/* struct slot_frame: what it knows */
+	unsigned frame : 2;	/* struct slot_known: what it knows */
 };
 victim_slot s[SLOTS + 1];
 

@@ -598,7 +598,7 @@ Test(shares, are_looked_for_less_where_there_were_none)
 	write_equal(0, 2 * n, 2 * n);
 	forget_home();
 	hashed = read_pages(0, n);
-	cr_assert(hashed > n / 32 && hashed < n / 12, "%lu", hashed);
+	cr_assert(hashed > n / 64 && hashed < n / 32, "%lu", hashed);
 	hashed = read_pages(n, 2 * n);
 	cr_assert(hashed > n / 1024 && hashed < n / 64, "%lu", hashed);
 	cr_assert_eq(saved(), 0u);

@@ -226,6 +226,55 @@ Test(slots, have_equal_pages_once)
 	end();
 }
 
+/* Not hashed again when they come home; but what has changed is. */
+Test(slots, know_the_tags_of_their_pages)
+{
+	uint64_t hashed;
+
+	begin_parked(KINDS);
+	count_from_here();
+	hashed = counter_value(CTR_dedup_hashed);
+	read_all();
+	cr_assert_eq(rise(hits, victim_hits), PAGES);
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed);
+	cr_assert_eq(rig_frames(rig), KINDS);
+
+	/* The page leaves home with a frame that nobody has looked for. */
+	write_page(FIRST, KINDS);
+	forget_home();
+	settle();
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed);
+	count_from_here();
+	read_all();
+	cr_assert_eq(rise(hits, victim_hits), PAGES);
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed + 1);
+	cr_assert_eq(rig_frames(rig), KINDS + 1);
+	forget_home();
+	read_all();
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed + 1);
+	end();
+}
+
+/* A tag only says what is worth comparing. */
+Test(slots, with_wrong_tags_have_pages_that_share_with_none_but_equal_ones)
+{
+	uint64_t hashed;
+
+	begin_parked(KINDS);
+	for (unsigned i = 0; i < PAGES; i++) {
+		uint32_t slot = slot_of_page(kf, i);
+
+		pthread_mutex_lock(&rig->cache->victims->lock);
+		slot_note_tag(rig->cache->victims, slot, 1);
+		pthread_mutex_unlock(&rig->cache->victims->lock);
+	}
+	hashed = counter_value(CTR_dedup_hashed);
+	read_all();
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed);
+	cr_assert_eq(rig_frames(rig), KINDS);
+	end();
+}
+
 Test(slots, have_zeros_once)
 {
 	begin(&(struct rig_options){ .devices = 1, .device_cache = 3 * GAIA_CHUNK, .dedup = CACHE_DEDUP_HOME }, sizeof(bytes));
@@ -638,7 +687,68 @@ Test(slots, are_not_shared_by_pages_that_are_far_from_each_other_without_end)
 	end();
 }
 
+/* What is recorded of pages counts while they are parked, not while others of their chunk are. */
+Test(slots, of_pages_that_are_dropped_make_room_for_others)
+{
+	const unsigned all = 3 * GAIA_CHUNK_PAGES, leaves = GAIA_CHUNK_PAGES / LEAF_PAGES;
+	uint64_t most = 2 * GAIA_CHUNK_PAGES, kept = 0;
+	char page[GAIA_PAGE];
+	struct victims *v;
+
+	begin(&(struct rig_options){ .devices = 1, .device_cache = GAIA_CHUNK, .dedup = CACHE_DEDUP_HOME }, AT(all * LEAF_PAGES));
+	want_all();
+	v = rig->cache->victims;
+	for (unsigned tries = 0; v->n_leaves < most; tries++) {
+		cr_assert_lt(tries, 10000u);
+		for (unsigned i = 0; i < all; i++)
+			cr_assert_eq(cpu_read_direct(kf, page, sizeof(page), AT(i * LEAF_PAGES + 7)), (ssize_t)sizeof(page));
+		forget_home();
+		settle();
+	}
+	for (unsigned i = 0; i < all; i++)
+		if (i % leaves == 0)
+			kept += slot_of_page(kf, i * LEAF_PAGES + 7) != 0;
+		else
+			cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, AT(i * LEAF_PAGES + 7), GAIA_PAGE), 0);
+	cr_assert_gt(kept, 0);
+	look();
+	cr_assert_eq(now.pages, kept);
+	cr_assert_eq(v->n_leaves, kept);
+	end();
+}
+
 /* ---- what fails, and what is under way ---- */
+
+static int give_up(void *dev)
+{
+	return victim_give_up(dev);
+}
+
+/* Of a slab that is given up so many pages are dropped at a time; meanwhile others are read, and come and go. */
+Test(slots, of_a_slab_that_leaves_do_not_keep_others_waiting)
+{
+	struct held h = { .point = "victim.leaves", .call = give_up };
+
+	begin_kinds((struct rig_options){ .device_cache = GAIA_CHUNK }, KINDS);
+	park_all();
+	h.arg = &rig->cache->dev[0];
+	count_from_here();
+	held_begin(&h);
+	look();
+	cr_assert(now.pages > 0 && now.pages <= PAGES - GAIA_CHUNK_PAGES, "%lu", now.pages);
+	read_all();
+	cr_assert_gt(rise(hits, victim_hits), 0);
+	cr_assert_gt(rise(store, storage_reads), 0);
+	/* What will be dropped next is not joined. */
+	forget_home();
+	read_all();
+	cr_assert_eq(rise(joined, dedup_parked), 0);
+	cr_assert(held_end(&h));
+	expect_parked(0, 0);
+	cr_assert_eq(victim_bytes(&rig->cache->dev[0]), 0);
+	read_all();
+	end();
+}
 
 Test(slots, that_do_not_get_there_are_forgotten_by_all_their_pages)
 {
