@@ -49,6 +49,7 @@ struct device;
 struct devmem {
 	struct device *dev; /* the device to submit to: of layered devices, the outermost */
 	uint64_t generation; /* unique in the process: memory is never mistaken for its successor */
+	bool joined; /* it is part of an extent, and only all of that can be exported; see alloc_extent() */
 };
 
 /* Consecutive pages of one chunk, and the host memory that they correspond to. */
@@ -128,11 +129,18 @@ struct device_ops {
 	 */
 	int (*alloc)(struct device *dev, struct devmem **out);
 
+	/*
+	 * Optional (NULL). Memory for GAIA_EXTENT_CHUNKS neighbouring chunks of a file, of undefined contents. If it is one allocation (devmem.joined),
+	 * export_fd() of any of them exports all, in this order, which costs as much as exporting one chunk. If the device has memory, but not that much together, it gives single chunks. Each is freed by itself; the memory of
+	 * an extent can be used again when all are. Errors as alloc()'s.
+	 */
+	int (*alloc_extent)(struct device *dev, struct devmem *out[GAIA_EXTENT_CHUNKS]);
+
 	/* Cannot fail. No operation touching @mem may be in flight. */
 	void (*free)(struct device *dev, struct devmem *mem);
 
 	/*
-	 * A new descriptor by which another process can map the chunk; the
+	 * A new descriptor by which another process can map the chunk, or all of the extent of which it is; the
 	 * caller closes it. @write false: the receiver must not be able to
 	 * change the chunk through it (-ENOTSUP if the device cannot do that).
 	 */
@@ -172,6 +180,7 @@ struct device {
 	bool simulated;
 	bool shares_readonly;	/* export_fd() can make descriptors that do not allow writing */
 	bool strict;		/* clients let programs touch only pages that they hold */
+	bool gives_extents;	/* ops->alloc_extent() may be called */
 	bool inherited;		/* a client's child inherits the memory that the client mapped, and keeps it when the client ends */
 	unsigned char uuid[16];
 	uint64_t capacity;	/* bytes; a multiple of GAIA_CHUNK: the budget */
@@ -241,6 +250,7 @@ struct sim_config {
 	bool no_peers;	    /* reaches no other device, and none reaches it */
 	bool no_readonly;   /* cannot share memory for reading only, as GPUs cannot */
 	bool lax;	    /* not strict: see struct device */
+	bool no_extents;    /* gives none */
 };
 int device_sim_create(const struct sim_config *config, struct device **out);
 
@@ -254,6 +264,7 @@ int device_host_create(uint64_t capacity, struct device **out);
 struct cuda_config {
 	unsigned index;	    /* as CUDA numbers them */
 	uint64_t capacity;  /* bytes, rounded down to chunks; 0: 80 % of what is free */
+	bool no_extents;    /* gives none */
 };
 /* Logs what is wrong. -ENODEV: no such GPU. */
 int device_cuda_create(const struct cuda_config *config, struct device **out);

@@ -49,6 +49,18 @@ static int faulty_alloc(struct device *dev, struct devmem **out)
 	return err;
 }
 
+static int faulty_alloc_extent(struct device *dev, struct devmem *out[GAIA_EXTENT_CHUNKS])
+{
+	struct device *under = to_faulty(dev)->under;
+	int err = fault_point("device.alloc");
+
+	if (!err)
+		err = under->ops->alloc_extent ? under->ops->alloc_extent(under, out) : -EOPNOTSUPP;
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS && !err; k++)
+		out[k]->dev = dev;
+	return err;
+}
+
 static void faulty_free(struct device *dev, struct devmem *mem)
 {
 	struct device *under = to_faulty(dev)->under;
@@ -219,6 +231,7 @@ static void faulty_destroy(struct device *dev)
 static const struct device_ops faulty_ops = {
 	.name = "faulty",
 	.alloc = faulty_alloc,
+	.alloc_extent = faulty_alloc_extent,
 	.free = faulty_free,
 	.export_fd = faulty_export_fd,
 	.submit = faulty_submit,

@@ -46,14 +46,14 @@ static struct {
 } huge = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* What the pages hold stays, and so do the addresses of others: they find the huge page when they next fault. A negative errno. */
-static int collapse(int fd)
+static int collapse(int fd, off_t from)
 {
 	int err = fault_point("huge.collapse");
 
 	if (err)
 		return err;
 	/* Not where devices have it mapped: that may end at any moment. */
-	if (mmap(huge.window, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+	if (mmap(huge.window, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, from) == MAP_FAILED)
 		return -errno;
 	if (madvise(huge.window, GAIA_CHUNK, MADV_COLLAPSE))
 		err = -errno;
@@ -93,6 +93,7 @@ static void queue_it(struct huge_wish *w)
 /* The lock is held, but dropped meanwhile. */
 static void make_huge(struct huge_wish *w)
 {
+	off_t from = w->from;
 	int fd, err;
 
 	TAILQ_REMOVE(&huge.queue, w, link);
@@ -100,7 +101,7 @@ static void make_huge(struct huge_wish *w)
 	w->where = HUGE_IN_HAND;
 	huge.in_hand = w;
 	pthread_mutex_unlock(&huge.lock);
-	err = fd < 0 ? -errno : collapse(fd);
+	err = fd < 0 ? -errno : collapse(fd, from);
 	if (fd >= 0)
 		close(fd);
 	if (!err)
@@ -122,7 +123,7 @@ static int try_one(void)
 
 	if (fd < 0)
 		return -errno;
-	err = fallocate(fd, 0, 0, GAIA_CHUNK) ? -errno : collapse(fd);
+	err = fallocate(fd, 0, 0, GAIA_CHUNK) ? -errno : collapse(fd, 0);
 	close(fd);
 	return err;
 }
@@ -192,7 +193,7 @@ void huge_end(void)
 	huge.started = false;
 }
 
-bool huge_at_once(int fd, void *at)
+bool huge_at_once(int fd, off_t from, void *at)
 {
 	uint64_t begun = now_ns(), took;
 	bool can, made;
@@ -206,7 +207,7 @@ bool huge_at_once(int fd, void *at)
 	if (!can)
 		return false;
 	/* Nothing at all is not collapsed. */
-	made = !fault_point("huge.at_once") && pwrite(fd, "", 1, 0) == 1 && !madvise(at, GAIA_CHUNK, MADV_COLLAPSE);
+	made = !fault_point("huge.at_once") && pwrite(fd, "", 1, from) == 1 && !madvise(at, GAIA_CHUNK, MADV_COLLAPSE);
 	if (made)
 		count(CTR_huge_chunks, 1);
 	took = now_ns() - begun;
@@ -218,11 +219,12 @@ bool huge_at_once(int fd, void *at)
 	return made;
 }
 
-void huge_ask(struct huge_wish *w, int fd)
+void huge_ask(struct huge_wish *w, int fd, off_t from)
 {
 	pthread_mutex_lock(&huge.lock);
 	if (huge.running) {
 		w->fd = fd;
+		w->from = from;
 		queue_it(w);
 	}
 	pthread_mutex_unlock(&huge.lock);

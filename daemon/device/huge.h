@@ -14,11 +14,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
+#include <sys/types.h>
 
 /* A chunk's place among those that are to become huge; zeroed by its owner at first, who leaves the rest alone. */
 struct huge_wish {
 	TAILQ_ENTRY(huge_wish) link;
 	int fd;
+	off_t from; /* in its memfd */
 	unsigned tries;
 	uint64_t from_ns; /* not before */
 	enum { HUGE_NOWHERE, HUGE_QUEUED, HUGE_IN_HAND } where;
@@ -30,12 +32,12 @@ int huge_start(void);
 void huge_end(void);
 
 /*
- * Give the memfd @fd all of its memory, GAIA_CHUNK bytes of zeros, as one huge page. It is empty, of that size, and mapped at @at,
- * aligned to it. False: it has none, or only its first page.
+ * Give GAIA_CHUNK bytes of the memfd @fd, those from @from on, their memory: zeros, as one huge page. They are empty, and mapped at @at,
+ * aligned to their size. False: they have none, or only the first page.
  */
-bool huge_at_once(int fd, void *at);
-/* Later. @fd: a memfd of GAIA_CHUNK bytes. Until huge_forget(), @w and @fd stay. */
-void huge_ask(struct huge_wish *w, int fd);
+bool huge_at_once(int fd, off_t from, void *at);
+/* Later. Until huge_forget(), @w and @fd stay. */
+void huge_ask(struct huge_wish *w, int fd, off_t from);
 /* Waits for nothing: if the thread has the chunk in hand it goes on with a descriptor of its own. */
 void huge_forget(struct huge_wish *w);
 

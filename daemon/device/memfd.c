@@ -19,7 +19,7 @@
 #endif
 
 /* Map the chunk, aligned to its size. MAP_FAILED, and errno. */
-static void *map_aligned(int fd)
+static void *map_aligned(int fd, off_t from)
 {
 	char *raw = mmap(NULL, 2 * (size_t)GAIA_CHUNK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *at;
 	size_t before;
@@ -31,20 +31,20 @@ static void *map_aligned(int fd)
 	if (before)
 		munmap(raw, before);
 	munmap(at + GAIA_CHUNK, GAIA_CHUNK - before);
-	if (mmap(at, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED)
+	if (mmap(at, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, from) != MAP_FAILED)
 		return at;
 	munmap(at, GAIA_CHUNK);
 	return MAP_FAILED;
 }
 
 /* Give the memfd its memory, not by stores: if there is none that is an error now, not a SIGBUS later. */
-static int fill(int fd, const void *bytes)
+static int fill(const struct memfd *m, const void *bytes)
 {
 	ssize_t n;
 
 	if (!bytes)
-		return fallocate(fd, 0, 0, GAIA_CHUNK);
-	n = pwrite(fd, bytes, GAIA_CHUNK, 0);
+		return fallocate(m->fd, 0, m->from, GAIA_CHUNK);
+	n = pwrite(m->fd, bytes, GAIA_CHUNK, m->from);
 	if (n == GAIA_CHUNK)
 		return 0;
 	if (n >= 0)
@@ -55,56 +55,22 @@ static int fill(int fd, const void *bytes)
 /* The same, as one huge page or as many. */
 static int fill_mapped(struct memfd *m, const void *bytes)
 {
-	if (huge_at_once(m->fd, m->at)) {
+	if (huge_at_once(m->fd, m->from, m->at)) {
 		if (bytes)
 			memcpy(m->at, bytes, GAIA_CHUNK);
 		return 0;
 	}
-	if (fill(m->fd, bytes))
+	if (fill(m, bytes))
 		return -1;
 	/* If this fails, pages are mapped when they are touched. */
 	(void)madvise(m->at, GAIA_CHUNK, MADV_POPULATE_WRITE);
-	huge_ask(&m->huge, m->fd);
+	huge_ask(&m->huge, m->fd, m->from);
 	return 0;
 }
 
-int memfd_make(const char *name, const void *bytes, struct memfd *out)
+/* The errno of a failure, as an error of memfd_make(). */
+static int failure(const char *name, const char *what, int err)
 {
-	const char *what = "memfd_create";
-	int err;
-
-	out->huge = (struct huge_wish){ 0 };
-	out->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (out->fd < 0)
-		goto fail;
-	/* Other users must not open it through /proc. (A new memfd has mode 0777.) */
-	what = "fchmod";
-	if (fchmod(out->fd, 0600))
-		goto close_fd;
-	what = "ftruncate";
-	if (ftruncate(out->fd, GAIA_CHUNK))
-		goto close_fd;
-	/* Nobody has it so far. */
-	what = "F_ADD_SEALS";
-	if (fcntl(out->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-		goto close_fd;
-	what = "mmap";
-	out->at = map_aligned(out->fd);
-	if (out->at == MAP_FAILED)
-		goto close_fd;
-	what = bytes ? "write" : "fallocate";
-	if (!fill_mapped(out, bytes))
-		return 0;
-
-	err = errno;
-	munmap(out->at, GAIA_CHUNK);
-	errno = err;
-close_fd:
-	err = errno;
-	close(out->fd);
-	errno = err;
-fail:
-	err = errno;
 	if (err == ENOSPC)
 		err = ENOMEM;
 	if (err != ENOMEM && err != EMFILE && err != ENFILE)
@@ -112,11 +78,89 @@ fail:
 	return -err;
 }
 
+/* A memfd of so many bytes, which nobody has so far: its descriptor, or a negative errno. */
+static int make_file(const char *name, size_t bytes)
+{
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), err;
+	const char *what = "memfd_create";
+
+	if (fd < 0)
+		return failure(name, what, errno);
+	/* Other users must not open it through /proc. (A new memfd has mode 0777.) */
+	what = "fchmod";
+	if (fchmod(fd, 0600))
+		goto fail;
+	what = "ftruncate";
+	if (ftruncate(fd, (off_t)bytes))
+		goto fail;
+	what = "F_ADD_SEALS";
+	if (!fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		return fd;
+fail:
+	err = errno;
+	close(fd);
+	return failure(name, what, err);
+}
+
+/* The chunk of out->fd at out->from: map it, and give it its memory. */
+static int make_part(const char *name, const void *bytes, struct memfd *out)
+{
+	int err;
+
+	out->huge = (struct huge_wish){ 0 };
+	out->at = map_aligned(out->fd, out->from);
+	if (out->at == MAP_FAILED)
+		return failure(name, "mmap", errno);
+	if (!fill_mapped(out, bytes))
+		return 0;
+	err = errno;
+	munmap(out->at, GAIA_CHUNK);
+	return failure(name, bytes ? "write" : "fallocate", err);
+}
+
+int memfd_make(const char *name, const void *bytes, struct memfd *out)
+{
+	int fd = make_file(name, GAIA_CHUNK), err;
+
+	if (fd < 0)
+		return fd;
+	out->fd = fd;
+	out->from = 0;
+	out->joined = false;
+	err = make_part(name, bytes, out);
+	if (err)
+		close(fd);
+	return err;
+}
+
+int memfd_make_extent(const char *name, const void *bytes, struct memfd *out[GAIA_EXTENT_CHUNKS])
+{
+	int fd = make_file(name, GAIA_EXTENT), err = 0;
+	unsigned k;
+
+	if (fd < 0)
+		return fd;
+	for (k = 0; k < GAIA_EXTENT_CHUNKS && !err; k++) {
+		out[k]->fd = k == 0 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		out[k]->from = (off_t)k * GAIA_CHUNK;
+		out[k]->joined = true;
+		if (out[k]->fd < 0)
+			err = failure(name, "fcntl", errno);
+		else
+			err = make_part(name, bytes, out[k]);
+		if (err && out[k]->fd >= 0)
+			close(out[k]->fd);
+	}
+	for (k -= err != 0; err && k > 0; k--)
+		memfd_end(out[k - 1]);
+	return err;
+}
+
 void memfd_end(struct memfd *m)
 {
 	huge_forget(&m->huge);
 	munmap(m->at, GAIA_CHUNK);
-	if (fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, GAIA_CHUNK))
+	if (fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, m->from, GAIA_CHUNK))
 		log_warn("giving back memory of a device: %s", strerror(errno));
 	close(m->fd);
 }

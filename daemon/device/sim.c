@@ -21,8 +21,8 @@
  * It is stricter than a GPU, never kinder. The destination of a copy, which will be overwritten as a whole, holds garbage until the
  * operation is due. The garbage is there when submit() returns, unless older operations are outstanding, which may need the old
  * contents: then from when the last of them has completed (on a device that takes no time, not at all). New memory holds garbage,
- * too, and freed memory goes back to the system, never to another chunk. Operations on memory that is not, or no longer, the
- * device's are refused.
+ * too, and freed memory goes back to the system, never to another chunk. What is freed of an extent counts as used until all of that
+ * is, as a GPU unmaps it as a whole. Operations on memory that is not, or no longer, the device's are refused.
  *
  * The host (device_host_create()) is a device for programs on the CPU. Its operations are carried out in the same way, at once; nothing is
  * garbage, and new memory is zeros.
@@ -81,6 +81,7 @@ struct sim_mem {
 
 	/* sim->lock. */
 	unsigned in_flight; /* mentions in the runs of outstanding operations */
+	unsigned *n_live;   /* of an extent: its chunks that are not freed; NULL: of none */
 	UT_hash_handle live_link;
 };
 
@@ -104,7 +105,7 @@ struct sim {
 	struct dev_op *head, **tail; /* not yet begun, oldest first */
 	unsigned outstanding;	     /* submitted, and done() not yet called */
 	bool stop;
-	uint64_t used;		     /* bytes of the live chunks and of those being made */
+	uint64_t used;		     /* bytes of the live chunks, of those whose extents have live ones, and of those being made */
 	struct sim_mem *live;	     /* by address */
 	uint64_t model_now;	     /* when by the model's clock the last operation completed */
 	uint64_t busy_since;	     /* by the wall's, while something is outstanding */
@@ -134,11 +135,16 @@ static struct sim_mem *find_live(struct sim *sim, struct devmem *mem)
 	return m;
 }
 
-/* Of this chunk: garbage, or, on the host, zeros. */
-static int create_memory(struct sim *sim, struct sim_mem *m)
+/* Of these chunks, one or an extent: garbage, or, on the host, zeros. */
+static int create_memory(struct sim *sim, struct sim_mem **m, unsigned n)
 {
-	int err = memfd_make(sim->is_host ? "gaiafs-host" : "gaiafs-sim", sim->new_chunk, &m->memory);
+	const char *name = sim->is_host ? "gaiafs-host" : "gaiafs-sim";
+	struct memfd *memory[GAIA_EXTENT_CHUNKS];
+	int err;
 
+	for (unsigned k = 0; k < n; k++)
+		memory[k] = &m[k]->memory;
+	err = n == 1 ? memfd_make(name, sim->new_chunk, memory[0]) : memfd_make_extent(name, sim->new_chunk, memory);
 	if (err == -EMFILE || err == -ENFILE) {
 		if (!atomic_flag_test_and_set(&sim->told_of_descriptors))
 			log_warn("device %s: out of descriptors (a chunk needs one): raise the limit of open files",
@@ -148,41 +154,68 @@ static int create_memory(struct sim *sim, struct sim_mem *m)
 	return err;
 }
 
-static int sim_alloc(struct device *dev, struct devmem **out)
+/* @n chunks: one, or those of an extent. */
+static int alloc_chunks(struct device *dev, struct devmem **out, unsigned n)
 {
 	struct sim *sim = to_sim(dev);
-	struct sim_mem *m;
+	struct sim_mem *m[GAIA_EXTENT_CHUNKS];
+	uint64_t bytes = n * (uint64_t)GAIA_CHUNK;
+	unsigned *n_live = NULL;
 	bool fits;
 	int err;
 
 	pthread_mutex_lock(&sim->lock);
-	fits = sim->used + GAIA_CHUNK <= dev->capacity;
+	fits = sim->used + bytes <= dev->capacity;
 	if (fits)
-		sim->used += GAIA_CHUNK;
+		sim->used += bytes;
 	pthread_mutex_unlock(&sim->lock);
 	if (!fits)
 		return -ENOMEM;
 
-	m = xcalloc(1, sizeof(*m));
-	err = create_memory(sim, m);
+	for (unsigned k = 0; k < n; k++)
+		m[k] = xcalloc(1, sizeof(*m[k]));
+	err = create_memory(sim, m, n);
+	if (!err && n > 1) {
+		n_live = xcalloc(1, sizeof(*n_live));
+		*n_live = n;
+	}
+	pthread_mutex_lock(&sim->lock);
 	if (err)
-		goto free_mem;
-	m->base.dev = dev;
-	m->base.generation = device_new_generation();
-	m->key = &m->base;
-
-	pthread_mutex_lock(&sim->lock);
-	HASH_ADD(live_link, sim->live, key, sizeof(m->key), m);
+		sim->used -= bytes;
+	for (unsigned k = 0; k < n && !err; k++) {
+		m[k]->base.dev = dev;
+		m[k]->base.generation = device_new_generation();
+		m[k]->base.joined = n > 1;
+		m[k]->n_live = n_live;
+		m[k]->key = &m[k]->base;
+		HASH_ADD(live_link, sim->live, key, sizeof(m[k]->key), m[k]);
+		out[k] = &m[k]->base;
+	}
 	pthread_mutex_unlock(&sim->lock);
-	*out = &m->base;
-	return 0;
-
-free_mem:
-	free(m);
-	pthread_mutex_lock(&sim->lock);
-	sim->used -= GAIA_CHUNK;
-	pthread_mutex_unlock(&sim->lock);
+	for (unsigned k = 0; k < n && err; k++)
+		free(m[k]);
 	return err;
+}
+
+static int sim_alloc(struct device *dev, struct devmem **out)
+{
+	return alloc_chunks(dev, out, 1);
+}
+
+static int sim_alloc_extent(struct device *dev, struct devmem *out[GAIA_EXTENT_CHUNKS])
+{
+	return alloc_chunks(dev, out, GAIA_EXTENT_CHUNKS);
+}
+
+/* @m is freed: bytes that can be used again. Those of an extent only when all of it is, as a GPU unmaps it as a whole. lock is held. */
+static uint64_t bytes_back(const struct sim_mem *m)
+{
+	if (!m->n_live)
+		return GAIA_CHUNK;
+	if (--*m->n_live)
+		return 0;
+	free(m->n_live);
+	return GAIA_EXTENT;
 }
 
 static void sim_free(struct device *dev, struct devmem *mem)
@@ -198,7 +231,7 @@ static void sim_free(struct device *dev, struct devmem *mem)
 		bug("device %s: free of chunk %" PRIu64 " with operations in flight", dev->name,
 		    mem->generation);
 	HASH_DELETE(live_link, sim->live, m);
-	sim->used -= GAIA_CHUNK;
+	sim->used -= bytes_back(m);
 	pthread_mutex_unlock(&sim->lock);
 
 	memfd_end(&m->memory);
@@ -635,6 +668,7 @@ static const struct device_ops host_ops = {
 static const struct device_ops sim_ops = {
 	.name = "sim",
 	.alloc = sim_alloc,
+	.alloc_extent = sim_alloc_extent,
 	.free = sim_free,
 	.export_fd = sim_export_fd,
 	.submit = sim_submit,
@@ -712,6 +746,7 @@ int device_sim_create(const struct sim_config *config, struct device **out)
 	sim->base.simulated = true;
 	sim->base.shares_readonly = !config->no_readonly;
 	sim->base.strict = !config->lax;
+	sim->base.gives_extents = !config->no_extents;
 	sim->base.inherited = true;
 	make_uuid(sim->base.uuid, config->index);
 	sim->base.capacity = ROUND_DOWN(config->capacity, GAIA_CHUNK);

@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 11u
+#define GAIA_PROTOCOL_MINOR 12u
 
 /*
  * Since 1.1.
@@ -92,6 +92,12 @@ extern "C" {
  *
  * Since 1.11.
  * PUBLISHES: SYNC may have GAIA_SYNC_PUBLISH. (Daemons without it: EINVAL.)
+ *
+ * Since 1.12.
+ * EXTENTS: a span of a GRANT may be GAIA_EXTENT bytes long. Its descriptor is of the memory of as many neighbouring chunks, the first of
+ * which it names, with an index that is a multiple of GAIA_EXTENT_CHUNKS. It is mapped as a whole; so the client's mapping has addresses for
+ * all of each extent of the file that its range touches. Chunks of an extent are revoked together: a REVOKE of any of them takes
+ * back all, and each is named by one.
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -107,11 +113,13 @@ extern "C" {
 #define GAIA_FEATURE_MOVES 2048ull
 #define GAIA_FEATURE_LEAVES 4096ull
 #define GAIA_FEATURE_PUBLISHES 8192ull
+#define GAIA_FEATURE_EXTENTS 16384ull
 /* All of this version. */
 #define GAIA_FEATURES                                                                                         \
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
 	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS | GAIA_FEATURE_HOST | \
-	 GAIA_FEATURE_SETTINGS | GAIA_FEATURE_MOVES | GAIA_FEATURE_LEAVES | GAIA_FEATURE_PUBLISHES)
+	 GAIA_FEATURE_SETTINGS | GAIA_FEATURE_MOVES | GAIA_FEATURE_LEAVES | GAIA_FEATURE_PUBLISHES | \
+	 GAIA_FEATURE_EXTENTS)
 /* Of these, what only tools ask for, not what a client's connection uses. */
 #define GAIA_FEATURES_OF_TOOLS (GAIA_FEATURE_SETTINGS | GAIA_FEATURE_LEAVES)
 
@@ -120,6 +128,8 @@ extern "C" {
 #define GAIA_PAGE 4096u			/* unit of versions and of merging, bytes */
 #define GAIA_CHUNK (2u << 20)		/* unit of device memory and of mapping, bytes */
 #define GAIA_CHUNK_PAGES (GAIA_CHUNK / GAIA_PAGE)
+#define GAIA_EXTENT_CHUNKS 8u
+#define GAIA_EXTENT (GAIA_EXTENT_CHUNKS * GAIA_CHUNK) /* bytes of an extent, where device memory comes in such */
 
 /* gaia_ioc_range.prot and gaia_ioc_map.prot; the values of PROT_READ and PROT_WRITE */
 #define GAIA_PROT_READ 1u
@@ -487,7 +497,7 @@ struct gaia_msg {
 
 /*
  * Which part of a GRANT's nth descriptor to map at its nth chunk. Until a feature bit says otherwise the offset is 0, the length
- * GAIA_CHUNK, and no flag is set; a client refuses anything else (GRANTED with EPROTO). Flags are of two kinds: a client
+ * GAIA_CHUNK (with EXTENTS: or GAIA_EXTENT), and no flag is set; a client refuses anything else (GRANTED with EPROTO). Flags are of two kinds: a client
  * refuses an unknown flag of GAIA_SPAN_MUST, and ignores any other unknown one.
  */
 struct gaia_span {

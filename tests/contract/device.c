@@ -192,6 +192,184 @@ EACH_DEVICE(new_memory_shows_nothing_of_its_predecessor)
 	free(found);
 }
 
+/* ---- extents ---- */
+
+/* Over all devices that give any; they have room for one. */
+#define EACH_WITH_EXTENTS(name)                                               \
+	static void name##_of(struct device *dev, struct devmem **mem);       \
+	EACH_DEVICE(name)                                                     \
+	{                                                                     \
+		struct devmem *mem[GAIA_EXTENT_CHUNKS];                       \
+                                                                              \
+		cr_assert_eq(dev->gives_extents, !!strcmp(dev->kind, "host"));\
+		if (!dev->gives_extents)                                      \
+			return;                                               \
+		must_alloc_extent(dev, mem);                                  \
+		name##_of(dev, mem);                                          \
+	}                                                                     \
+	static void name##_of(struct device *dev, struct devmem **mem)
+
+static void free_extent(struct devmem **mem)
+{
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		must_free(mem[k]);
+}
+
+/* Each member has @npages pages of a byte of its own, from @page on. */
+static void fill_extent(struct devmem **mem, uint32_t page, uint32_t npages, char first)
+{
+	char *host = host_pages(npages);
+
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++) {
+		memset(host, first + (char)k, npages * (size_t)GAIA_PAGE);
+		cr_assert_eq(copy_in(mem[k], page, npages, host), 0);
+	}
+	free(host);
+}
+
+static void assert_filled(struct devmem *mem, uint32_t page, uint32_t npages, char with)
+{
+	char *found = host_pages(npages);
+
+	cr_assert_eq(copy_out(mem, page, npages, found), 0);
+	cr_assert_eq(found[0], with);
+	cr_assert_eq(memcmp(found, found + 1, npages * (size_t)GAIA_PAGE - 1), 0);
+	free(found);
+}
+
+EACH_WITH_EXTENTS(an_extent_is_chunks_as_others_are)
+{
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++) {
+		cr_assert(mem[k]->joined);
+		cr_assert_eq(mem[k]->dev, dev);
+		for (unsigned j = 0; j < k; j++)
+			cr_assert(mem[j] != mem[k] && mem[j]->generation != mem[k]->generation);
+	}
+	fill_extent(mem, 0, GAIA_CHUNK_PAGES, 'a');
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		assert_filled(mem[k], 0, GAIA_CHUNK_PAGES, (char)('a' + (int)k));
+	free_extent(mem);
+	mem[0] = must_alloc(dev);
+	cr_assert_not(mem[0]->joined);
+	must_free(mem[0]);
+}
+
+EACH_WITH_EXTENTS(pages_of_an_extent_are_those_of_their_chunk)
+{
+	struct dev_run runs[GAIA_EXTENT_CHUNKS];
+	struct dev_op zero = { .kind = DEV_ZERO, .runs = runs, .n = GAIA_EXTENT_CHUNKS };
+	char *host = host_pages(4);
+
+	fill_extent(mem, 8, 4, 'a');
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		cr_assert_eq(arm(mem[k], 8, 4), 0);
+	memset(host, 'x', 4 * GAIA_PAGE);
+	cr_assert_eq(copy_in(mem[3], 10, 2, host), 0);
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		cr_assert_eq(find_changed(mem[k], 8, 4), k == 3 ? 2 : 0);
+	cr_assert_eq(copy_within(mem[6], mem[3], 10, 2), 0);
+	assert_filled(mem[6], 8, 2, 'g');
+	assert_filled(mem[6], 10, 2, 'x');
+	cr_assert_eq(find_changed(mem[6], 8, 4), 0, "they were armed there");
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		runs[k] = (struct dev_run){ mem[k], .page = 8 + k % 2, .npages = 1 };
+	cr_assert_eq(device_run(dev, &zero), 0);
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++) {
+		assert_filled(mem[k], 8 + k % 2, 1, 0);
+		assert_filled(mem[k], 8 + !(k % 2), 1, (char)('a' + (int)k));
+	}
+	free_extent(mem);
+	free(host);
+}
+
+EACH_WITH_EXTENTS(who_has_any_chunk_of_an_extent_has_all_in_their_order)
+{
+	unsigned char *client[2];
+
+	fill_extent(mem, 0, GAIA_CHUNK_PAGES, 'a');
+	client[0] = client_map(mem[0]);
+	client[1] = client_map(mem[5]);
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++) {
+		for (uint32_t i = 0; i < GAIA_CHUNK; i += 61)
+			cr_assert_eq(client[1][k * GAIA_CHUNK + i], 'a' + k);
+		cr_assert_eq(arm(mem[k], 0, GAIA_CHUNK_PAGES), 0);
+	}
+	client[1][2 * GAIA_CHUNK + 7] = 'c' - 1;
+	client[1][7 * GAIA_CHUNK - 1] = 'z';
+	cr_assert_eq(client[0][7 * GAIA_CHUNK - 1], 'z', "they are the same");
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		cr_assert_eq(find_changed(mem[k], 0, GAIA_CHUNK_PAGES), k == 2 || k == 6);
+	client_unmap_extent(client[0]);
+	client_unmap_extent(client[1]);
+	free_extent(mem);
+}
+
+/* What is freed is none of it any more, and the others are what they were. */
+EACH_WITH_EXTENTS(chunks_of_an_extent_are_freed_one_by_one)
+{
+	uint64_t seed = 11;
+
+	for (unsigned round = 0; round < 4; round++) {
+		bool freed[GAIA_EXTENT_CHUNKS] = { false };
+		struct devmem *other[GAIA_EXTENT_CHUNKS] = { NULL };
+
+		fill_extent(mem, 8, 2, 'a');
+		for (unsigned left = GAIA_EXTENT_CHUNKS; left > 0; left--) {
+			unsigned k;
+
+			cr_assert_eq(dev->ops->alloc_extent(dev, other), -ENOMEM, "there is no room beside %u", left);
+			cr_assert_eq(dev->ops->alloc(dev, other), -ENOMEM, "what is freed is no room until all is: %u", left);
+			cr_assert_null(other[0]);
+			do
+				k = random_below(&seed, GAIA_EXTENT_CHUNKS);
+			while (freed[k]);
+			freed[k] = true;
+			must_free(mem[k]);
+			cr_assert_eq(run_one(dev, DEV_ARM, (struct dev_run){ mem[k], .page = 8, .npages = 2 }), -EINVAL);
+			for (unsigned j = 0; j < GAIA_EXTENT_CHUNKS; j++)
+				if (!freed[j])
+					assert_filled(mem[j], 8, 2, (char)('a' + (int)j));
+		}
+		must_alloc_extent(dev, mem);
+	}
+	free_extent(mem);
+}
+
+EACH_WITH_EXTENTS(an_extent_that_does_not_fit_takes_nothing)
+{
+	struct devmem *none[GAIA_EXTENT_CHUNKS] = { NULL };
+
+	free_extent(mem);
+	mem[0] = must_alloc(dev);
+	cr_assert_eq(dev->ops->alloc_extent(dev, none), -ENOMEM);
+	cr_assert_null(none[0]);
+	for (unsigned k = 1; k < CHUNKS; k++)
+		mem[k] = must_alloc(dev);
+	for (unsigned k = 0; k < CHUNKS; k++)
+		must_free(mem[k]);
+	must_alloc_extent(dev, mem);
+	cr_assert_eq(dev->ops->alloc(dev, none), -ENOMEM);
+	free_extent(mem);
+}
+
+EACH_WITH_EXTENTS(a_new_extent_shows_nothing_of_its_predecessor_and_was_never_armed)
+{
+	char *found = host_pages(GAIA_CHUNK_PAGES);
+
+	fill_extent(mem, 0, GAIA_CHUNK_PAGES, 'S');
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		cr_assert_eq(arm(mem[k], 0, GAIA_CHUNK_PAGES), 0);
+	free_extent(mem);
+	must_alloc_extent(dev, mem);
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++) {
+		cr_assert_eq(copy_out(mem[k], 0, GAIA_CHUNK_PAGES, found), 0);
+		cr_assert_null(memchr(found, 'S' + (int)k, GAIA_CHUNK));
+		cr_assert_eq(find_changed(mem[k], 0, GAIA_CHUNK_PAGES), GAIA_CHUNK_PAGES);
+	}
+	free_extent(mem);
+	free(found);
+}
+
 /* ---- copies ---- */
 
 #define MAX_RUNS 128u
@@ -1018,6 +1196,60 @@ EACH_DEVICE(threads_do_not_disturb_each_other)
 	}
 }
 
+struct extents_thread {
+	struct device *dev;
+	uint64_t seed;
+	unsigned wrong, got, refused;
+};
+
+/* Chunks and extents, for one of which there is room. */
+static void *want_extents(void *arg)
+{
+	struct extents_thread *t = arg;
+	char *in = host_pages(1), *out = host_pages(1);
+
+	for (int round = 0; round < 30; round++) {
+		struct devmem *mem[GAIA_EXTENT_CHUNKS];
+		bool extent = random_below(&t->seed, 2);
+		unsigned n = extent ? GAIA_EXTENT_CHUNKS : 1;
+		int err = extent ? t->dev->ops->alloc_extent(t->dev, mem) : t->dev->ops->alloc(t->dev, mem);
+
+		t->wrong += err && err != -ENOMEM;
+		t->got += !err;
+		t->refused += err == -ENOMEM;
+		for (unsigned k = 0; k < n && !err; k++) {
+			memset(in, (int)random_below(&t->seed, 256), GAIA_PAGE);
+			t->wrong += copy_in(mem[k], 5 + k, 1, in) != 0;
+			t->wrong += copy_out(mem[k], 5 + k, 1, out) != 0;
+			t->wrong += memcmp(in, out, GAIA_PAGE) != 0;
+		}
+		for (unsigned k = 0; k < n && !err; k++)
+			must_free(mem[n - 1 - k]);
+	}
+	free(in);
+	free(out);
+	return NULL;
+}
+
+EACH_WITH_EXTENTS(threads_that_want_extents_get_them_or_no_memory)
+{
+	struct extents_thread threads[3];
+	pthread_t ids[3];
+
+	free_extent(mem);
+	for (unsigned i = 0; i < 3; i++) {
+		threads[i] = (struct extents_thread){ dev, .seed = i + 1 };
+		cr_assert_eq(pthread_create(&ids[i], NULL, want_extents, &threads[i]), 0);
+	}
+	for (unsigned i = 0; i < 3; i++) {
+		pthread_join(ids[i], NULL);
+		cr_assert_eq(threads[i].wrong, 0);
+		cr_assert_eq(threads[i].got + threads[i].refused, 30);
+	}
+	must_alloc_extent(dev, mem);
+	free_extent(mem);
+}
+
 #ifdef GAIA_FAULTS
 /* ---- faults ---- */
 
@@ -1047,6 +1279,17 @@ Test(faults, a_failed_alloc_takes_nothing_from_the_capacity)
 		mem[i] = must_alloc(faulty);
 	for (unsigned i = 0; i < CHUNKS; i++)
 		must_free(mem[i]);
+}
+
+Test(faults, a_failed_extent_takes_nothing_from_the_capacity)
+{
+	struct devmem *mem[GAIA_EXTENT_CHUNKS] = { NULL };
+
+	fault_arm("device.alloc", -ENOMEM, 0, 1);
+	cr_assert_eq(faulty->ops->alloc_extent(faulty, mem), -ENOMEM);
+	cr_assert_null(mem[0]);
+	must_alloc_extent(faulty, mem);
+	free_extent(mem);
 }
 
 Test(faults, a_failed_export_can_be_repeated)

@@ -51,6 +51,11 @@ static inline struct devmem *must_alloc(struct device *dev)
 	return mem;
 }
 
+static inline void must_alloc_extent(struct device *dev, struct devmem *mem[GAIA_EXTENT_CHUNKS])
+{
+	cr_assert_eq(dev->ops->alloc_extent(dev, mem), 0);
+}
+
 static inline int run_one(struct device *dev, enum dev_kind kind, struct dev_run run)
 {
 	struct dev_op op = { .kind = kind, .runs = &run, .n = 1 };
@@ -108,7 +113,12 @@ static inline void skip_on_gpu(const struct device *dev)
 		cr_skip("CPU code cannot touch a GPU's memory; gpu-random has clients of other means");
 }
 
-/* The chunk as a client sees it: a mapping of the exported descriptor. */
+static inline size_t exported_bytes(const struct devmem *mem)
+{
+	return mem->joined ? GAIA_EXTENT : GAIA_CHUNK;
+}
+
+/* The chunk, or its extent, as a client sees it: a mapping of the exported descriptor. */
 static inline unsigned char *client_map(struct devmem *mem)
 {
 	int fd;
@@ -117,7 +127,7 @@ static inline unsigned char *client_map(struct devmem *mem)
 	skip_on_gpu(mem->dev);
 	fd = mem->dev->ops->export_fd(mem->dev, mem, true);
 	cr_assert_geq(fd, 0);
-	p = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	p = mmap(NULL, exported_bytes(mem), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	cr_assert_neq(p, MAP_FAILED);
 	close(fd);
 	return p;
@@ -126,6 +136,11 @@ static inline unsigned char *client_map(struct devmem *mem)
 static inline void client_unmap(unsigned char *p)
 {
 	munmap(p, GAIA_CHUNK);
+}
+
+static inline void client_unmap_extent(unsigned char *p)
+{
+	munmap(p, GAIA_EXTENT);
 }
 
 #endif

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "base/counters.h"
@@ -341,6 +342,160 @@ Test(sim_of_own, no_descriptor_is_left)
 	}
 	end();
 	cr_assert_eq(descriptors(), before);
+}
+
+/* ---- extents ---- */
+
+static struct device *new_for_extents(void)
+{
+	return new_sim((struct sim_config){ .capacity = GAIA_EXTENT + 2 * GAIA_CHUNK });
+}
+
+static void free_extent(struct devmem *const mem[GAIA_EXTENT_CHUNKS])
+{
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		mem[k]->dev->ops->free(mem[k]->dev, mem[k]);
+}
+
+Test(sim_of_own, an_extent_is_one_file_that_cannot_be_resized)
+{
+	struct device *d = new_for_extents();
+	struct devmem *mem[GAIA_EXTENT_CHUNKS];
+	struct stat st[2];
+	int fd[2];
+
+	cr_assert(d->gives_extents);
+	must_alloc_extent(d, mem);
+	for (unsigned i = 0; i < 2; i++) {
+		fd[i] = d->ops->export_fd(d, mem[i ? 7 : 2], true);
+		cr_assert_geq(fd[i], 0);
+		cr_assert_eq(fstat(fd[i], &st[i]), 0);
+		cr_assert_eq(ftruncate(fd[i], GAIA_CHUNK), -1);
+		cr_assert_eq(ftruncate(fd[i], GAIA_EXTENT + GAIA_CHUNK), -1);
+		close(fd[i]);
+	}
+	cr_assert_eq(st[0].st_size, GAIA_EXTENT);
+	cr_assert_eq(st[0].st_mode & 07777, 0600);
+	cr_assert_eq(st[0].st_ino, st[1].st_ino);
+	free_extent(mem);
+	d->ops->destroy(d);
+}
+
+/* Clients that keep all see nothing where something else may be, or was. */
+Test(sim_of_own, a_freed_part_of_an_extent_is_given_back_and_shows_nothing)
+{
+	struct device *d = new_for_extents();
+	struct devmem *mem[GAIA_EXTENT_CHUNKS];
+	unsigned char *client;
+	char *found = host_pages(1);
+	struct stat st;
+	long blocks;
+	int fd;
+
+	must_alloc_extent(d, mem);
+	client = client_map(mem[0]);
+	fd = d->ops->export_fd(d, mem[0], true);
+	cr_assert_geq(fd, 0);
+	memset(client, 'x', GAIA_EXTENT);
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS; k++) {
+		unsigned gone = (k * 3 + 2) % GAIA_EXTENT_CHUNKS;
+
+		cr_assert_eq(fstat(fd, &st), 0);
+		blocks = st.st_blocks;
+		d->ops->free(d, mem[gone]);
+		mem[gone] = NULL;
+		cr_assert_eq(fstat(fd, &st), 0);
+		cr_assert_eq((blocks - (long)st.st_blocks) * 512, (long)GAIA_CHUNK); /* (Clients that read there bring pages back.) */
+		for (unsigned j = 0; j < GAIA_EXTENT_CHUNKS; j++) {
+			cr_assert(all_are(client + j * (size_t)GAIA_CHUNK, mem[j] ? 'x' : 0, GAIA_CHUNK));
+			if (!mem[j])
+				continue;
+			cr_assert_eq(copy_out(mem[j], 9, 1, found), 0);
+			cr_assert(all_are(found, 'x', GAIA_PAGE));
+		}
+	}
+	client_unmap_extent(client);
+	close(fd);
+	d->ops->destroy(d);
+	free(found);
+}
+
+Test(sim_of_own, an_extent_that_is_lent_for_reading_cannot_be_written)
+{
+	struct device *d = new_for_extents();
+	struct device *never = new_sim((struct sim_config){ .index = 1, .capacity = GAIA_EXTENT, .no_readonly = true });
+	struct devmem *mem[GAIA_EXTENT_CHUNKS];
+	char *host = host_pages(1), *client;
+	int fd;
+
+	must_alloc_extent(d, mem);
+	fd = d->ops->export_fd(d, mem[1], false);
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(mmap(NULL, GAIA_EXTENT, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+	client = mmap(NULL, GAIA_EXTENT, PROT_READ, MAP_SHARED, fd, 0);
+	cr_assert_neq(client, MAP_FAILED);
+	memset(host, 'h', GAIA_PAGE);
+	cr_assert_eq(copy_in(mem[6], 3, 1, host), 0);
+	cr_assert(all_are(client + 6 * GAIA_CHUNK + 3 * GAIA_PAGE, 'h', GAIA_PAGE));
+	munmap(client, GAIA_EXTENT);
+	close(fd);
+	free_extent(mem);
+	must_alloc_extent(never, mem);
+	cr_assert_eq(never->ops->export_fd(never, mem[1], false), -ENOTSUP);
+	free_extent(mem);
+	never->ops->destroy(never);
+	d->ops->destroy(d);
+	free(host);
+}
+
+Test(sim_of_own, extents_count_as_their_chunks_and_may_be_none)
+{
+	struct device *d = new_for_extents(), *none = new_sim((struct sim_config){ .index = 1, .capacity = GAIA_CHUNK, .no_extents = true });
+	struct devmem *mem[GAIA_EXTENT_CHUNKS], *more[GAIA_EXTENT_CHUNKS] = { NULL }, *single[2];
+
+	cr_assert_not(none->gives_extents);
+	must_alloc_extent(d, mem);
+	cr_assert_eq(d->ops->alloc_extent(d, more), -ENOMEM);
+	for (unsigned i = 0; i < 2; i++)
+		single[i] = must_alloc(d);
+	cr_assert_eq(d->ops->alloc(d, more), -ENOMEM);
+	cr_assert_null(more[0]);
+	for (unsigned i = 0; i < 2; i++)
+		d->ops->free(d, single[i]);
+	free_extent(mem);
+	none->ops->destroy(none);
+	d->ops->destroy(d);
+}
+
+static void limit_descriptors(rlim_t n)
+{
+	struct rlimit limit;
+
+	cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	limit.rlim_cur = n;
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+/* Wherever it has to stop. */
+Test(sim_of_own, an_extent_without_descriptors_takes_nothing)
+{
+	struct device *d = new_for_extents();
+	struct devmem *mem[GAIA_EXTENT_CHUNKS] = { NULL };
+	unsigned before = descriptors();
+	int next = dup(0);
+
+	close(next);
+	for (unsigned more = 0; more < GAIA_EXTENT_CHUNKS; more++) {
+		limit_descriptors((rlim_t)next + more);
+		cr_assert_eq(d->ops->alloc_extent(d, mem), -ENOMEM, "%u", more);
+		cr_assert_null(mem[0]);
+		limit_descriptors((rlim_t)next + 64);
+		cr_assert_eq(descriptors(), before, "%u", more);
+	}
+	must_alloc_extent(d, mem);
+	free_extent(mem);
+	cr_assert_eq(descriptors(), before);
+	d->ops->destroy(d);
 }
 
 Test(sim, is_named_after_its_index)

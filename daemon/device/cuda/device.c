@@ -363,6 +363,7 @@ static void cuda_destroy(struct device *dev)
 static const struct device_ops cuda_ops = {
 	.name = "cuda",
 	.alloc = cuda_alloc,
+	.alloc_extent = cuda_alloc_extent,
 	.free = cuda_free,
 	.export_fd = cuda_export_fd,
 	.submit = cuda_submit,
@@ -381,6 +382,7 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 	cuda->api = api;
 	cuda->base.ops = &cuda_ops;
 	cuda->base.core = &cuda->base;
+	cuda->base.gives_extents = !config->no_extents;
 	cuda->copy_from = cuda->copy_alone_from = copy_from;
 	cuda->kept = -1;
 	init_locks(cuda);

@@ -41,7 +41,7 @@ struct cuda_chunk {
 	struct devmem base;
 
 	/* The fields of the thread that has the chunk: first the one that makes it, then the owner's. */
-	CUmemGenericAllocationHandle handle;
+	CUmemGenericAllocationHandle handle; /* of an extent, the same in all of its chunks */
 
 	/* device->lock */
 	enum chunk_state {
@@ -50,10 +50,11 @@ struct cuda_chunk {
 		CHUNK_READY, /* on `ready`: mapped and scrubbed, and never exported */
 		CHUNK_STALE, /* on `stale`: as READY, but not scrubbed */
 		CHUNK_LIVE,  /* allocated */
-		CHUNK_ENDED, /* on `ended`: freed, to be unmapped */
+		CHUNK_LEFT,  /* freed, but others of its extent are LIVE */
+		CHUNK_ENDED, /* on `ended`: freed, to be unmapped; of an extent, all chunks are */
 	} state;
 	bool exported;
-	uint64_t readers;   /* one bit for each ordinal: other GPUs that were given access to it */
+	uint64_t readers;   /* one bit for each ordinal: other GPUs that were given access to it; of an extent, its first chunk's count */
 	unsigned in_flight; /* mentions in the runs of outstanding operations, also of other GPUs */
 	LIST_ENTRY(cuda_chunk) link;
 
@@ -112,9 +113,10 @@ struct cuda {
 	const struct cuda_api *api;
 	CUdevice ordinal;
 	CUcontext context;
-	CUdeviceptr range;	/* n_chunks times GAIA_CHUNK, reserved */
-	unsigned n_chunks;
-	struct cuda_chunk *chunk; /* n_chunks */
+	CUdeviceptr range;	/* n_slots times GAIA_CHUNK, reserved */
+	unsigned n_chunks;	/* the capacity; as many slots are for single chunks, */
+	unsigned n_slots;	/* and those that follow them for extents */
+	struct cuda_chunk *chunk; /* n_slots */
 	CUstream stream;	/* of operations */
 	CUstream scrubber;	/* clears new memory */
 	/*
@@ -149,8 +151,9 @@ struct cuda {
 	bool stop, stop_completer;
 	struct cuda_batch_list idle, issued;
 	struct cuda_chunk_list ready, stale, ended;
-	unsigned n_ready, n_stale, n_ended, n_live, n_busy; /* chunks; the rest is NONE */
-	unsigned hint;		/* where to look for a free slot */
+	unsigned n_ready, n_stale, n_ended, n_live, n_left, n_busy; /* chunks, n_chunks at most; other slots are NONE */
+	unsigned hint, extent_hint; /* where to look for a free slot */
+	unsigned extents_wanted; /* calls that wait for room: the keeper takes none */
 	unsigned readers;	/* operations of other GPUs that read this one's memory */
 	unsigned calls;		/* callers inside the driver */
 	bool given_back;	/* off: the keeper has reset the context if it had to, and chunks can be unmapped again */
@@ -198,11 +201,14 @@ void cuda_memory_end(struct cuda *cuda);
 void cuda_memory_destroy(struct cuda *cuda);
 void *cuda_keeper_main(void *arg);
 int cuda_alloc(struct device *dev, struct devmem **out);
+int cuda_alloc_extent(struct device *dev, struct devmem *out[GAIA_EXTENT_CHUNKS]);
 void cuda_free(struct device *dev, struct devmem *mem);
 int cuda_export_fd(struct device *dev, struct devmem *mem, bool write);
 
 /* The chunk of @mem if that is live memory of the device, else NULL. @mem is not dereferenced. lock is held. */
 struct cuda_chunk *cuda_find_live(struct cuda *cuda, const struct devmem *mem);
+/* The first chunk of the allocation that @mem is in: @mem itself, or its extent's first. *@bytes: the allocation's size. */
+struct cuda_chunk *cuda_allocation(struct cuda *cuda, const struct devmem *mem, size_t *bytes);
 CUdeviceptr cuda_page(struct cuda *cuda, const struct devmem *mem, uint32_t page);
 struct page_hash *cuda_armed(struct cuda *cuda, const struct devmem *mem, uint32_t page);
 
@@ -220,7 +226,7 @@ struct cuda *cuda_source(const struct dev_op *op);
 int cuda_sources_hold(struct cuda *cuda, const struct dev_op *op, const char **fault);
 void cuda_sources_drop(const struct dev_op *op);
 
-/* Give @cuda access to @mem, a chunk of @source. -EHOSTUNREACH: it is not allowed. */
+/* Give @cuda access to @mem, a chunk of @source, and to all of its extent. -EHOSTUNREACH: it is not allowed. */
 int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem);
 
 /* ---- queue.c ---- */

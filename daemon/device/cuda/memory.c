@@ -2,14 +2,19 @@
  * memory.c - chunks of GPU memory.
  *
  * Chunk i is mapped at slot i of one reserved address range. It is an allocation of its own, since only whole
- * allocations can be exported. A descriptor or a mapping of a chunk in another process keeps its memory alive, and
+ * allocations can be exported; or GAIA_EXTENT_CHUNKS of them, side by side, are one: an extent. Extents have slots of their
+ * own, so many that there is a place for each that fits into the capacity. An extent is mapped, given access to, and
+ * unmapped as a whole, and that only when all of its chunks are freed; until then they all count towards the capacity.
+ *
+ * A descriptor or a mapping of a chunk in another process keeps its memory alive, and
  * nothing can take it back. So a chunk that was ever exported is destroyed when it is freed, not used again: a
  * client that claims to have let go of it may lie, and must not see, or spoil, what others keep there next. Memory
  * that such a client still has does not count in the budget any more.
  *
  * Chunks that were never exported (snapshots, for the most part) are scrubbed and used again. Creating a chunk takes
  * long, so the keeper keeps a few ready; these count towards the capacity. New memory is scrubbed as well: a client
- * gets all of a chunk, and the driver does not promise what is in it.
+ * gets all of a chunk, and the driver does not promise what is in it. Extents are not kept; to make one, chunks that are
+ * kept have to go if there is no other room.
  *
  * In a context that broke, calls may not free anything any more. Its streams, buffers and registrations go when it
  * is reset; then the keeper unmaps the chunks that nobody has.
@@ -54,6 +59,23 @@ static const struct cuda_chunk *to_chunk(const struct devmem *mem)
 	return container_of(mem, const struct cuda_chunk, base);
 }
 
+/* The slots of the allocation that has this one: their number, from *@first on. */
+static unsigned allocation_around(const struct cuda *cuda, unsigned slot, unsigned *first)
+{
+	bool joined = slot >= cuda->n_chunks;
+
+	*first = joined ? slot - (slot - cuda->n_chunks) % GAIA_EXTENT_CHUNKS : slot;
+	return joined ? GAIA_EXTENT_CHUNKS : 1;
+}
+
+struct cuda_chunk *cuda_allocation(struct cuda *cuda, const struct devmem *mem, size_t *bytes)
+{
+	unsigned first, n = allocation_around(cuda, slot_of(cuda, to_chunk(mem)), &first);
+
+	*bytes = (size_t)n * GAIA_CHUNK;
+	return &cuda->chunk[first];
+}
+
 CUdeviceptr cuda_page(struct cuda *cuda, const struct devmem *mem, uint32_t page)
 {
 	return chunk_address(cuda, slot_of(cuda, to_chunk(mem))) + (CUdeviceptr)page * GAIA_PAGE;
@@ -69,7 +91,7 @@ struct cuda_chunk *cuda_find_live(struct cuda *cuda, const struct devmem *mem)
 	uintptr_t offset = (uintptr_t)mem - (uintptr_t)&cuda->chunk[0].base;
 	struct cuda_chunk *chunk;
 
-	if (offset % sizeof(*chunk) || offset / sizeof(*chunk) >= cuda->n_chunks)
+	if (offset % sizeof(*chunk) || offset / sizeof(*chunk) >= cuda->n_slots)
 		return NULL;
 	chunk = &cuda->chunk[offset / sizeof(*chunk)];
 	return chunk->state == CHUNK_LIVE ? chunk : NULL;
@@ -124,27 +146,30 @@ static int scrub(struct cuda *cuda, unsigned first, unsigned n)
 	return clear(cuda, chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 }
 
-/* Unmap @n consecutive chunks. After an error the device is off. */
+/* Unmap @n consecutive chunks, extents as a whole. After an error the device is off. */
 static void unmap(struct cuda *cuda, unsigned first, unsigned n)
 {
 	CUresult result = cuda->api->cuMemUnmap(chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
+	unsigned of_first, single = allocation_around(cuda, first, &of_first), step;
 
 	/*
 	 * Some drivers may unmap only one mapping a call, and refuse more with any error. In a broken context all
 	 * calls report the error that broke it; if the chunks were unmapped all the same, these calls are refused,
 	 * which does no harm.
 	 */
-	if (n > 1 && result) {
+	if (n > single && result) {
 		result = CUDA_SUCCESS;
-		for (unsigned i = first; i < first + n; i++)
-			cuda_ended(cuda, cuda->api->cuMemUnmap(chunk_address(cuda, i), GAIA_CHUNK), "cuMemUnmap");
+		for (unsigned i = first; i < first + n; i += step) {
+			step = allocation_around(cuda, i, &of_first);
+			cuda_ended(cuda, cuda->api->cuMemUnmap(chunk_address(cuda, i), (size_t)step * GAIA_CHUNK), "cuMemUnmap");
+		}
 	}
 	cuda_ended(cuda, result, "cuMemUnmap");
-	for (unsigned i = first; i < first + n; i++)
+	for (unsigned i = first; i < first + n; i += allocation_around(cuda, i, &of_first))
 		cuda_ended(cuda, cuda->api->cuMemRelease(cuda->chunk[i].handle), "cuMemRelease");
 }
 
-static int create(struct cuda *cuda, CUmemGenericAllocationHandle *handle)
+static int create(struct cuda *cuda, size_t bytes, CUmemGenericAllocationHandle *handle)
 {
 	const CUmemAllocationProp prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -153,22 +178,26 @@ static int create(struct cuda *cuda, CUmemGenericAllocationHandle *handle)
 		.allocFlags.gpuDirectRDMACapable = cuda->rdma,
 	};
 
-	return check_memory(cuda, cuda->api->cuMemCreate(handle, GAIA_CHUNK, &prop, 0), "cuMemCreate");
+	return check_memory(cuda, cuda->api->cuMemCreate(handle, bytes, &prop, 0), "cuMemCreate");
 }
 
+/* The chunk of this slot, or, if it is the first of an extent's, the extent. */
 static int create_and_map(struct cuda *cuda, unsigned slot)
 {
-	struct cuda_chunk *chunk = &cuda->chunk[slot];
-	int err = create(cuda, &chunk->handle);
+	unsigned first, n = allocation_around(cuda, slot, &first);
+	size_t bytes = (size_t)n * GAIA_CHUNK;
+	CUmemGenericAllocationHandle handle;
+	int err = create(cuda, bytes, &handle);
 
 	if (err)
 		return err;
-	err = check_memory(cuda,
-			   cuda->api->cuMemMap(chunk_address(cuda, slot), GAIA_CHUNK, 0, chunk->handle, 0),
-			   "cuMemMap");
+	err = check_memory(cuda, cuda->api->cuMemMap(chunk_address(cuda, slot), bytes, 0, handle, 0), "cuMemMap");
 	if (err)
-		cuda_ended(cuda, cuda->api->cuMemRelease(chunk->handle), "cuMemRelease");
-	chunk->readers = 0; /* BUSY: nobody else looks at it */
+		cuda_ended(cuda, cuda->api->cuMemRelease(handle), "cuMemRelease");
+	for (unsigned i = slot; i < slot + n; i++) {
+		cuda->chunk[i].handle = handle;
+		cuda->chunk[i].readers = 0; /* BUSY: nobody else looks at it */
+	}
 	return err;
 }
 
@@ -182,13 +211,13 @@ static int make_chunks(struct cuda *cuda, unsigned first, unsigned n, unsigned *
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
 		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 	};
-	unsigned made = 0;
+	unsigned made = 0, start;
 	int err = make_armed(cuda, first, n);
 
 	while (!err && made < n) {
 		err = create_and_map(cuda, first + made);
 		if (!err)
-			made++;
+			made += allocation_around(cuda, first + made, &start);
 	}
 	if (err && (err != -ENOMEM || !made))
 		goto unmap;
@@ -212,9 +241,10 @@ unmap:
 
 /* ---- states: lock held ---- */
 
-static bool all_in_use(const struct cuda *cuda)
+/* How many more chunks there may be. */
+static unsigned room(const struct cuda *cuda)
 {
-	return cuda->n_ready + cuda->n_stale + cuda->n_ended + cuda->n_live + cuda->n_busy == cuda->n_chunks;
+	return cuda->n_chunks - (cuda->n_ready + cuda->n_stale + cuda->n_ended + cuda->n_live + cuda->n_left + cuda->n_busy);
 }
 
 /* Consecutive free slots, made BUSY: up to @most of them, from *@first on. 0: none. */
@@ -222,7 +252,8 @@ static unsigned take_slots(struct cuda *cuda, unsigned most, unsigned *first)
 {
 	unsigned n = 0;
 
-	for (unsigned k = 0; k < cuda->n_chunks && !all_in_use(cuda); k++) {
+	most = MIN(most, room(cuda));
+	for (unsigned k = 0; k < cuda->n_chunks && most; k++) {
 		unsigned i = (cuda->hint + k) % cuda->n_chunks;
 
 		if (cuda->chunk[i].state != CHUNK_NONE)
@@ -237,6 +268,26 @@ static unsigned take_slots(struct cuda *cuda, unsigned most, unsigned *first)
 	}
 	cuda->n_busy += n;
 	return n;
+}
+
+/* The same for those of an extent; there is room for it. False: none, as the device gives no extents. */
+static bool take_extent_slots(struct cuda *cuda, unsigned *first)
+{
+	unsigned extents = (cuda->n_slots - cuda->n_chunks) / GAIA_EXTENT_CHUNKS;
+
+	for (unsigned k = 0; k < extents; k++) {
+		unsigned i = (cuda->extent_hint + k) % extents;
+
+		*first = cuda->n_chunks + i * GAIA_EXTENT_CHUNKS;
+		if (cuda->chunk[*first].state != CHUNK_NONE)
+			continue;
+		for (unsigned at = *first; at < *first + GAIA_EXTENT_CHUNKS; at++)
+			cuda->chunk[at].state = CHUNK_BUSY;
+		cuda->n_busy += GAIA_EXTENT_CHUNKS;
+		cuda->extent_hint = (i + 1) % extents;
+		return true;
+	}
+	return false;
 }
 
 /* The list of chunks in that state, or NULL. */
@@ -303,7 +354,7 @@ static unsigned take_run(struct cuda *cuda, const struct cuda_chunk *chunk, unsi
 	while (i > 0 && cuda->chunk[i - 1].state == state)
 		i--;
 	*first = i;
-	for (n = 0; i < cuda->n_chunks && cuda->chunk[i].state == state; i++, n++)
+	for (n = 0; i < cuda->n_slots && cuda->chunk[i].state == state; i++, n++)
 		take_listed(cuda, &cuda->chunk[i]);
 	return n;
 }
@@ -312,7 +363,7 @@ static unsigned take_run(struct cuda *cuda, const struct cuda_chunk *chunk, unsi
 
 static bool wants_more(const struct cuda *cuda)
 {
-	return cuda->n_ready + cuda->n_stale < READY_LOW && !cuda->physical_full && !all_in_use(cuda);
+	return cuda->n_ready + cuda->n_stale < READY_LOW && !cuda->physical_full && !cuda->extents_wanted && room(cuda);
 }
 
 /* Those that lie side by side at once. lock is held, but dropped meanwhile. */
@@ -460,6 +511,52 @@ static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
 	return -ENODEV;
 }
 
+/* It is BUSY, and ready to be used. lock is held. */
+static struct devmem *begin_life(struct cuda *cuda, struct cuda_chunk *chunk)
+{
+	chunk->base.dev = &cuda->base;
+	chunk->base.generation = device_new_generation();
+	chunk->base.joined = slot_of(cuda, chunk) >= cuda->n_chunks;
+	chunk->exported = false;
+	memset(chunk->unarmed, 0xff, sizeof(chunk->unarmed));
+	end_busy(cuda, chunk, CHUNK_LIVE);
+	return &chunk->base;
+}
+
+/* It is LIVE, and of an extent. If no other of that is, all of them go. lock is held. */
+static void leave_extent(struct cuda *cuda, struct cuda_chunk *chunk)
+{
+	unsigned first, n = allocation_around(cuda, slot_of(cuda, chunk), &first);
+	bool used = false;
+
+	chunk->state = CHUNK_LEFT;
+	cuda->n_live--;
+	cuda->n_left++;
+	for (unsigned i = first; i < first + n; i++)
+		used |= cuda->chunk[i].state == CHUNK_LIVE;
+	for (unsigned i = first; i < first + n && !used; i++) {
+		cuda->chunk[i].state = CHUNK_BUSY;
+		cuda->n_left--;
+		cuda->n_busy++;
+		end_busy(cuda, &cuda->chunk[i], CHUNK_ENDED);
+	}
+}
+
+/* It is LIVE. lock is held. */
+static void end_life(struct cuda *cuda, struct cuda_chunk *chunk)
+{
+	bool again = !chunk->exported && cuda->n_ready + cuda->n_stale < READY_MOST && !atomic_load(&cuda->off);
+
+	if (chunk->base.joined) {
+		leave_extent(cuda, chunk);
+		return;
+	}
+	chunk->state = CHUNK_BUSY;
+	cuda->n_live--;
+	cuda->n_busy++;
+	end_busy(cuda, chunk, again ? CHUNK_STALE : CHUNK_ENDED);
+}
+
 int cuda_alloc(struct device *dev, struct devmem **out)
 {
 	struct cuda *cuda = to_cuda(dev);
@@ -471,14 +568,107 @@ int cuda_alloc(struct device *dev, struct devmem **out)
 		return err;
 	pthread_mutex_lock(&cuda->lock);
 	err = get_chunk(cuda, &chunk);
-	if (!err) {
-		chunk->base.dev = dev;
-		chunk->base.generation = device_new_generation();
-		chunk->exported = false;
-		memset(chunk->unarmed, 0xff, sizeof(chunk->unarmed));
-		end_busy(cuda, chunk, CHUNK_LIVE);
-		*out = &chunk->base;
+	if (!err)
+		*out = begin_life(cuda, chunk);
+	pthread_mutex_unlock(&cuda->lock);
+	cuda_leave_call(cuda);
+	return err;
+}
+
+/* There is room for an extent: make one, of BUSY chunks, from *@out on. lock is held, but dropped meanwhile. */
+static int make_extent(struct cuda *cuda, struct cuda_chunk **out)
+{
+	unsigned first, mapped = 0;
+	int made;
+
+	if (!take_extent_slots(cuda, &first))
+		return -ENOMEM;
+	pthread_mutex_unlock(&cuda->lock);
+	made = make_chunks(cuda, first, GAIA_EXTENT_CHUNKS, &mapped);
+	pthread_mutex_lock(&cuda->lock);
+	*out = &cuda->chunk[first];
+	for (unsigned i = first; i < first + GAIA_EXTENT_CHUNKS && made < 0; i++)
+		end_busy(cuda, &cuda->chunk[i], mapped ? CHUNK_ENDED : CHUNK_NONE);
+	return made < 0 ? made : 0;
+}
+
+/* Whether the capacity has room beside all chunks that callers have. lock is held. */
+static bool extent_fits(const struct cuda *cuda)
+{
+	return cuda->n_live + cuda->n_left + GAIA_EXTENT_CHUNKS <= cuda->n_chunks;
+}
+
+/* Of the chunks that are kept, as many go as an extent needs. lock is held. */
+static void drop_kept(struct cuda *cuda)
+{
+	while (room(cuda) + cuda->n_ended < GAIA_EXTENT_CHUNKS && cuda->n_ready + cuda->n_stale) {
+		struct cuda_chunk *chunk = take_first(cuda, cuda->n_stale ? &cuda->stale : &cuda->ready);
+
+		end_busy(cuda, chunk, CHUNK_ENDED);
 	}
+}
+
+/*
+ * Get an extent, as get_chunk() a chunk. -ENOMEM: the device has no room, or the GPU no memory, for so many chunks
+ * together; it may have for single ones. lock is held, but dropped meanwhile.
+ */
+static int get_extent(struct cuda *cuda, struct cuda_chunk **out)
+{
+	int err = 1;
+
+	cuda->extents_wanted++;
+	while (err == 1) {
+		if (atomic_load(&cuda->off)) {
+			err = -ENODEV;
+		} else if (!extent_fits(cuda)) {
+			err = -ENOMEM;
+		} else if (room(cuda) >= GAIA_EXTENT_CHUNKS) {
+			err = make_extent(cuda, out);
+		} else {
+			drop_kept(cuda);
+			/* Some are ENDED or BUSY now. */
+			pthread_cond_wait(&cuda->memory, &cuda->lock);
+		}
+	}
+	if (--cuda->extents_wanted == 0)
+		pthread_cond_broadcast(&cuda->memory); /* for the keeper */
+	return err;
+}
+
+/* As many single chunks, or none. lock is held, but dropped meanwhile. */
+static int alloc_singles(struct cuda *cuda, struct devmem *out[GAIA_EXTENT_CHUNKS])
+{
+	struct cuda_chunk *got[GAIA_EXTENT_CHUNKS];
+	unsigned n = 0;
+	int err = extent_fits(cuda) ? 0 : -ENOMEM;
+
+	while (!err && n < GAIA_EXTENT_CHUNKS) {
+		err = get_chunk(cuda, &got[n]);
+		if (!err)
+			begin_life(cuda, got[n++]);
+	}
+	for (unsigned k = 0; k < n && err; k++)
+		end_life(cuda, got[k]);
+	for (unsigned k = 0; k < n && !err; k++)
+		out[k] = &got[k]->base;
+	return err;
+}
+
+int cuda_alloc_extent(struct device *dev, struct devmem *out[GAIA_EXTENT_CHUNKS])
+{
+	struct cuda *cuda = to_cuda(dev);
+	struct cuda_chunk *first;
+	int err;
+
+	err = cuda_enter_call(cuda);
+	if (err)
+		return err;
+	pthread_mutex_lock(&cuda->lock);
+	err = get_extent(cuda, &first);
+	for (unsigned k = 0; k < GAIA_EXTENT_CHUNKS && !err; k++)
+		out[k] = begin_life(cuda, first + k);
+	if (err == -ENOMEM)
+		err = alloc_singles(cuda, out);
 	pthread_mutex_unlock(&cuda->lock);
 	cuda_leave_call(cuda);
 	return err;
@@ -489,7 +679,6 @@ void cuda_free(struct device *dev, struct devmem *mem)
 {
 	struct cuda *cuda = to_cuda(dev);
 	struct cuda_chunk *chunk;
-	bool again;
 
 	pthread_mutex_lock(&cuda->lock);
 	chunk = cuda_find_live(cuda, mem);
@@ -498,11 +687,7 @@ void cuda_free(struct device *dev, struct devmem *mem)
 	if (chunk->in_flight)
 		bug("device %s: free of chunk %" PRIu64 " with operations in flight", dev->name,
 		    mem->generation);
-	again = !chunk->exported && cuda->n_ready + cuda->n_stale < READY_MOST && !atomic_load(&cuda->off);
-	chunk->state = CHUNK_BUSY;
-	cuda->n_live--;
-	cuda->n_busy++;
-	end_busy(cuda, chunk, again ? CHUNK_STALE : CHUNK_ENDED);
+	end_life(cuda, chunk);
 	pthread_mutex_unlock(&cuda->lock);
 }
 
@@ -525,7 +710,7 @@ static void keep_descriptor(struct cuda *cuda)
 	CUmemGenericAllocationHandle handle;
 	int fd = -1;
 
-	if (atomic_exchange(&cuda->kept_tried, true) || create(cuda, &handle))
+	if (atomic_exchange(&cuda->kept_tried, true) || create(cuda, GAIA_CHUNK, &handle))
 		return; /* it was tried before, or there is no room for it */
 	if (cuda->api->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
 		fd = -1;
@@ -575,15 +760,28 @@ int cuda_export_fd(struct device *dev, struct devmem *mem, bool write)
 
 /* ---- life ---- */
 
+static size_t range_bytes(const struct cuda *cuda)
+{
+	return (size_t)cuda->n_slots * GAIA_CHUNK;
+}
+
+static unsigned armed_parts(const struct cuda *cuda)
+{
+	return (cuda->n_slots + ARMED_CHUNKS - 1) / ARMED_CHUNKS;
+}
+
 int cuda_memory_init(struct cuda *cuda)
 {
 	int err;
 
 	cuda->n_chunks = (unsigned)(cuda->base.capacity / GAIA_CHUNK);
-	cuda->chunk = xcalloc(cuda->n_chunks, sizeof(*cuda->chunk));
-	cuda->armed = xcalloc((cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS, sizeof(*cuda->armed));
+	cuda->n_slots = cuda->n_chunks;
+	if (cuda->base.gives_extents)
+		cuda->n_slots += cuda->n_chunks / GAIA_EXTENT_CHUNKS * GAIA_EXTENT_CHUNKS;
+	cuda->chunk = xcalloc(cuda->n_slots, sizeof(*cuda->chunk));
+	cuda->armed = xcalloc(armed_parts(cuda), sizeof(*cuda->armed));
 	err = cuda_check(cuda,
-			 cuda->api->cuMemAddressReserve(&cuda->range, cuda->base.capacity, GAIA_CHUNK, 0, 0),
+			 cuda->api->cuMemAddressReserve(&cuda->range, range_bytes(cuda), GAIA_CHUNK, 0, 0),
 			 "cuMemAddressReserve");
 	if (!err)
 		err = cuda_check(cuda, cuda->api->cuStreamCreate(&cuda->scrubber, CU_STREAM_NON_BLOCKING),
@@ -598,9 +796,9 @@ void cuda_memory_end(struct cuda *cuda)
 	unmap_listed(cuda, &cuda->stale);
 	unmap_listed(cuda, &cuda->ready);
 	unmap_listed(cuda, &cuda->ended);
-	bug_on(cuda->n_busy || cuda->n_live);
+	bug_on(cuda->n_busy || cuda->n_live || cuda->n_left);
 	pthread_mutex_unlock(&cuda->lock);
-	for (unsigned i = 0; i < (cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS; i++) {
+	for (unsigned i = 0; i < armed_parts(cuda); i++) {
 		if (cuda->armed[i] && !cuda->reset)
 			cuda_ended(cuda, cuda->api->cuMemFree(cuda->armed[i]), "cuMemFree");
 		cuda->armed[i] = 0;
@@ -613,7 +811,7 @@ void cuda_memory_end(struct cuda *cuda)
 void cuda_memory_destroy(struct cuda *cuda)
 {
 	if (cuda->range)
-		cuda_ended(cuda, cuda->api->cuMemAddressFree(cuda->range, cuda->base.capacity),
+		cuda_ended(cuda, cuda->api->cuMemAddressFree(cuda->range, range_bytes(cuda)),
 			   "cuMemAddressFree");
 	free(cuda->armed);
 	free(cuda->chunk);

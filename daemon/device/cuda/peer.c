@@ -2,8 +2,8 @@
  * peer.c - reading the memory of another GPU.
  *
  * Access to memory that is mapped by parts, as chunks are, is set for each part and each GPU that uses it:
- * enabling peer access between contexts has no effect on it. So a GPU is given access to a chunk of another
- * when it first copies from it, and keeps the access as long as the chunk is mapped.
+ * enabling peer access between contexts has no effect on it. So a GPU is given access to a chunk of another, or to an
+ * extent, when it first copies from it, and keeps the access as long as that is mapped.
  */
 #include <errno.h>
 
@@ -72,17 +72,18 @@ int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem)
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
 		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE, /* no other program is known to ask for reading alone */
 	};
-	struct cuda_chunk *chunk = container_of(mem, struct cuda_chunk, base);
+	size_t bytes;
+	struct cuda_chunk *first = cuda_allocation(source, mem, &bytes);
 	uint64_t self = 1ull << cuda->ordinal;
 	CUresult result;
 	bool open;
 
 	pthread_mutex_lock(&source->lock);
-	open = chunk->readers & self;
+	open = first->readers & self;
 	pthread_mutex_unlock(&source->lock);
 	if (open)
 		return 0;
-	result = cuda->api->cuMemSetAccess(cuda_page(source, mem, 0), GAIA_CHUNK, &access, 1);
+	result = cuda->api->cuMemSetAccess(cuda_page(source, &first->base, 0), bytes, &access, 1);
 	if (result != CUDA_SUCCESS) {
 		/* That is no reason to switch off one of the two: the pages can go through home. */
 		log_warn("device %s: may not read the memory of %s (cuMemSetAccess: error %d)",
@@ -90,7 +91,7 @@ int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem)
 		return -EHOSTUNREACH;
 	}
 	pthread_mutex_lock(&source->lock);
-	chunk->readers |= self;
+	first->readers |= self;
 	pthread_mutex_unlock(&source->lock);
 	return 0;
 }
