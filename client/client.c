@@ -81,6 +81,7 @@ end_tables:
 	detect_end(m);
 	held_end(m);
 	free(m->own);
+	free(m->extents);
 free_mapping:
 	free(m);
 	return err;

@@ -131,13 +131,15 @@ static bool is_of_moving(const struct gaia_msg *msg)
 /* Take one message, if there is one, and carry it out. Called with the lock held, which is dropped meanwhile. */
 static int serve_one(struct conn *c)
 {
+	bool takes_extents = c->features & GAIA_FEATURE_EXTENTS;
+	uint64_t extents = 0;
 	struct gaia_msg msg;
 	int err, failed;
 
 	/* What was sent before that can still be received, and must not count. */
 	if (c->state == CONN_DEAD)
 		return c->error;
-	err = wire_receive(c->sock, false, &msg, c->fd, &c->n_fds);
+	err = wire_receive_extents(c->sock, false, &msg, c->fd, &c->n_fds, takes_extents ? &extents : NULL);
 	if (err == -EAGAIN)
 		return 0;
 	if (err < 0)
@@ -153,7 +155,7 @@ static int serve_one(struct conn *c)
 	else if (!mapping_takes(c, &msg))
 		err = -EPROTO;
 	else if (!failed)
-		failed = mapping_message(c, &msg, c->fd);
+		failed = mapping_message(c, &msg, c->fd, extents);
 	close_descriptors(c);
 	if (!err && c->state == CONN_DEAD)
 		err = c->error;

@@ -1,6 +1,6 @@
 /*
- * cuda.c - memory of a GPU: one address range for each mapping, into which chunks are mapped as they are
- * handed over.
+ * cuda.c - memory of a GPU: one address range for each mapping, into which chunks and extents are mapped as
+ * they are handed over.
  *
  * Devices are known by their UUIDs, since a process may see other numbers than the daemon
  * (CUDA_VISIBLE_DEVICES), or not see a device at all.
@@ -234,24 +234,42 @@ static CUdeviceptr chunk_at(const struct mapping *m, uint64_t k)
 	return (CUdeviceptr)(m->base + k * GAIA_CHUNK);
 }
 
+/* The chunks of the mapping that is at chunk @k: of an extent all. */
+static unsigned chunks_together(const struct mapping *m, uint64_t k)
+{
+	return extent_is_placed(m, k) ? GAIA_EXTENT_CHUNKS : 1;
+}
+
 /* Unmap @n chunks. An error may be one of earlier work that is reported only now; the chunks are unmapped all the same. */
 static CUresult unmap_run(const struct mapping *m, uint64_t first, unsigned n)
 {
 	CUresult r = cuda_api.MemUnmap(chunk_at(m, first), n * (size_t)GAIA_CHUNK), one;
+	unsigned its;
 
 	/*
 	 * The documentation allows one mapping a call only, but other programs (llama.cpp) unmap adjacent ones together.
 	 * How a driver would refuse that is not documented. If the first call has unmapped them although it failed, as in
 	 * a broken context, the calls below are refused, which does no harm.
 	 */
-	if (n == 1 || !r)
+	if (n == chunks_together(m, first) || !r)
 		return r;
 	r = CUDA_SUCCESS;
-	for (unsigned i = 0; i < n; i++) {
-		one = cuda_api.MemUnmap(chunk_at(m, first + i), GAIA_CHUNK);
+	for (uint64_t k = first; k < first + n; k += its) {
+		its = chunks_together(m, k);
+		one = cuda_api.MemUnmap(chunk_at(m, k), its * (size_t)GAIA_CHUNK);
 		r = r ? r : one;
 	}
 	return r;
+}
+
+static void note_placed(struct mapping *m, uint64_t k, bool placed)
+{
+	struct cuda_mapping *c = m->own;
+	uint64_t bit = 1ull << (k % 64);
+
+	c->placed[k / 64] = placed ? c->placed[k / 64] | bit : c->placed[k / 64] & ~bit;
+	if (!placed && extent_is_placed(m, k))
+		extent_set(m, k, false);
 }
 
 static CUresult unmap_chunks(struct mapping *m, uint64_t first, uint64_t n)
@@ -262,18 +280,20 @@ static CUresult unmap_chunks(struct mapping *m, uint64_t first, uint64_t n)
 
 	for (uint64_t k = first; k < first + n; k += run ? run : 1) {
 		for (run = 0; k + run < first + n && is_placed(c, k + run); run++)
-			c->placed[(k + run) / 64] &= ~(1ull << ((k + run) % 64));
+			;
 		if (!run)
 			continue;
 		one = unmap_run(m, k, run);
 		r = r ? r : one;
+		for (unsigned i = 0; i < run; i++)
+			note_placed(m, k + i, false);
 	}
 	return r;
 }
 
-static CUresult map_chunk(struct mapping *m, uint64_t k, int fd)
+/* Map what is behind the descriptor, which is so many chunks. */
+static CUresult map_memory(struct mapping *m, uint64_t k, unsigned chunks, int fd)
 {
-	struct cuda_mapping *c = m->own;
 	CUmemGenericAllocationHandle handle;
 	CUresult r, released;
 
@@ -281,9 +301,11 @@ static CUresult map_chunk(struct mapping *m, uint64_t k, int fd)
 						  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	if (r)
 		return r;
-	r = cuda_api.MemMap(chunk_at(m, k), GAIA_CHUNK, 0, handle, 0);
-	if (!r)
-		c->placed[k / 64] |= 1ull << (k % 64);
+	r = cuda_api.MemMap(chunk_at(m, k), chunks * (size_t)GAIA_CHUNK, 0, handle, 0);
+	for (unsigned i = 0; i < chunks && !r; i++)
+		note_placed(m, k + i, true);
+	if (!r && chunks == GAIA_EXTENT_CHUNKS)
+		extent_set(m, k, true);
 	/* The mapping keeps the memory. */
 	released = cuda_api.MemRelease(handle);
 	return r ? r : released;
@@ -310,26 +332,26 @@ static CUresult allow(const struct mapping *m, uint64_t first, unsigned n, int p
 	return r;
 }
 
-static int cuda_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot)
+static int cuda_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, uint64_t extents, int prot)
 {
+	unsigned all = chunks_behind(n, extents), done = 0, its;
 	struct cuda_mapping *c = m->own;
 	struct cuda_scope scope;
-	unsigned done = 0;
 	CUresult r;
 
 	atomic_store(&c->used, true);
 	cuda_begin(&scope);
 	r = cuda_enter(&scope, c);
 	if (!r)
-		r = unmap_chunks(m, first, n);
-	while (done < n && !r) {
-		r = map_chunk(m, first + done, fd[done]);
-		done++;
+		r = unmap_chunks(m, first, all);
+	for (unsigned i = 0; i < n && !r; i++, done += its) {
+		its = extents >> i & 1 ? GAIA_EXTENT_CHUNKS : 1;
+		r = map_memory(m, first + done, its, fd[i]);
 	}
 	if (!r)
-		r = allow(m, first, n, prot);
+		r = allow(m, first, all, prot);
 	if (r)
-		unmap_chunks(m, first, n);
+		unmap_chunks(m, first, all);
 	cuda_end(&scope);
 	return cuda_errno(r);
 }
@@ -407,6 +429,7 @@ static void cuda_unreserve(struct mapping *m, bool ended)
 
 const struct kind_ops cuda_kind = {
 	.kind = "cuda",
+	.extents = true,
 	.reserve = cuda_reserve,
 	.finish = cuda_finish,
 	.unreserve = cuda_unreserve,

@@ -20,7 +20,7 @@
 #include "internal.h"
 
 /* Tables are in proportion to the mapping, wherever in it the program works. A longer one is left to the daemon. */
-#define SPAN_MOST (64ull << 30)
+#define LENGTH_MOST (64ull << 30)
 
 struct detect_page {
 	uint64_t stream;  /* of the last release that was queued and not carried out; 0: several */
@@ -53,7 +53,7 @@ void detect_init(struct mapping *m)
 	void *table;
 
 	pthread_once(&once, read_environment);
-	if (!wanted || !(m->prot & PROT_WRITE) || !m->ops->detect_make || m->span > SPAN_MOST)
+	if (!wanted || !(m->prot & PROT_WRITE) || !m->ops->detect_make || m->length > LENGTH_MOST)
 		return;
 	d = calloc(1, sizeof(*d) + m->span / GAIA_CHUNK * sizeof(d->placed[0]));
 	table = mmap(NULL, table_bytes(m), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -76,10 +76,9 @@ void detect_end(struct mapping *m)
 	m->detect = NULL;
 }
 
-void detect_message(struct mapping *m, const struct gaia_msg *msg, bool placed)
+void detect_placed(struct mapping *m, uint64_t first, unsigned n, bool placed)
 {
-	for (unsigned i = 0; m->detect && i < msg->count; i++)
-		m->detect->placed[msg->chunk[i] - m->offset / GAIA_CHUNK] = placed;
+	memset(m->detect->placed + first, placed, n * sizeof(m->detect->placed[0]));
 }
 
 void detect_moved(struct mapping *m)
@@ -116,7 +115,7 @@ static void look_end(struct mapping *m)
 
 static uint64_t first_page(const struct mapping *m)
 {
-	return m->offset / GAIA_CHUNK * GAIA_CHUNK_PAGES;
+	return m->start / GAIA_PAGE;
 }
 
 /* Pages of the range, from m->base, from @from on; *@b: behind the last. Returns the first. */

@@ -25,6 +25,7 @@ struct held_chunk {
 
 	/* Strict mappings. */
 	bool placed;	/* the chunk is there */
+	bool together;	/* placed as part of an extent, which is one mapping */
 	bool lax;	/* placed, and not protected: the process has no mappings left for that */
 	int prot;	/* placed: the access that it allows at most */
 };
@@ -53,7 +54,7 @@ static bool is_debugging(void)
 
 static struct pages pages_of(const struct mapping *m, const struct gaia_ioc_range *io)
 {
-	uint64_t from = io->offset - m->offset / GAIA_CHUNK * GAIA_CHUNK;
+	uint64_t from = io->offset - m->start;
 
 	return (struct pages){ from / GAIA_PAGE, (from + io->length + GAIA_PAGE - 1) / GAIA_PAGE };
 }
@@ -73,9 +74,8 @@ static bool *writes_of(const struct mapping *m, uint64_t page)
 /* Report that these pages @what: names the file as it is called now, and the bytes that are in the mapping. */
 static void report(const struct mapping *m, struct pages p, const char *what)
 {
-	uint64_t start = m->offset / GAIA_CHUNK * GAIA_CHUNK;
-	uint64_t first = MAX(start + p.a * GAIA_PAGE, m->offset);
-	uint64_t end = MIN(start + p.b * GAIA_PAGE, m->offset + m->length);
+	uint64_t first = MAX(m->start + p.a * GAIA_PAGE, m->offset);
+	uint64_t end = MIN(m->start + p.b * GAIA_PAGE, m->offset + m->length);
 	char link[40], path[PATH_MAX];
 	ssize_t n;
 
@@ -230,14 +230,20 @@ static int access_of(const struct mapping *m, uint64_t page)
 	return h->prot & (*writes_of(m, page) ? ~0 : ~PROT_WRITE);
 }
 
-/* Allow all access to these chunks from now on. Each is a mapping of its own, so this needs no more mappings. */
+/* Allow all access to these chunks from now on. Each, or its extent, is a mapping of its own, so this needs no more mappings. */
 static void let_all(struct mapping *m, uint64_t first, uint64_t last)
 {
 	static bool said;
+	uint64_t end;
 
-	for (uint64_t k = first; k <= last; k++) {
-		m->held[k].lax = true;
-		m->ops->protect(m, k * GAIA_CHUNK_PAGES, (k + 1) * GAIA_CHUNK_PAGES, m->held[k].prot);
+	for (uint64_t k = first; k <= last; k = end) {
+		bool together = m->held[k].together;
+		uint64_t from = together ? k / GAIA_EXTENT_CHUNKS * GAIA_EXTENT_CHUNKS : k;
+
+		end = from + (together ? GAIA_EXTENT_CHUNKS : 1);
+		for (uint64_t i = from; i < end; i++)
+			m->held[i].lax = true;
+		m->ops->protect(m, from * GAIA_CHUNK_PAGES, end * GAIA_CHUNK_PAGES, m->held[k].prot);
 	}
 	if (!said)
 		dprintf(STDERR_FILENO, "gaia: this process has no mappings left (vm.max_map_count): parts of files on the "
@@ -260,12 +266,13 @@ static void protect(struct mapping *m, struct pages p)
 	}
 }
 
-void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot)
+void held_placed(struct mapping *m, uint64_t first, unsigned n, bool together, int prot)
 {
 	if (!m->strict)
 		return;
 	for (unsigned k = 0; k < n; k++) {
 		m->held[first + k].placed = true;
+		m->held[first + k].together = together;
 		m->held[first + k].lax = false;
 		m->held[first + k].prot = prot;
 	}

@@ -121,7 +121,7 @@ static int map_again(char *at, char *from)
 	return keep_from_children(at, GAIA_CHUNK);
 }
 
-static int host_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot)
+static int host_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, uint64_t extents, int prot)
 {
 	enum side side;
 	struct sides *s = sides_of(m, &side);
@@ -129,7 +129,7 @@ static int host_place(struct mapping *m, uint64_t first, unsigned n, const int *
 	int err;
 
 	pthread_mutex_lock(&gaia_lock);
-	err = chunks_place(at + first * GAIA_CHUNK, n, fd, prot);
+	err = chunks_place(at + first * GAIA_CHUNK, n, fd, extents, prot);
 	for (uint64_t k = first; s && !err && k < first + n; k++) {
 		/* What it replaces must not stay where the program sees it. */
 		if (s->chunk[k].shown[side])

@@ -63,6 +63,7 @@ struct start;
  * base + k * GAIA_CHUNK. */
 struct kind_ops {
 	const char *kind; /* as in gaia_ioc_device.kind */
+	bool extents;	  /* its memory may come in extents (GAIA_FEATURE_EXTENTS): m->span is whole ones */
 
 	/*
 	 * Open @device, and reserve m->span bytes of its addresses, aligned to GAIA_CHUNK: sets
@@ -79,10 +80,13 @@ struct kind_ops {
 	/* Undo reserve(), after finish() or before any use. The mapping cannot be found any more. */
 	void (*unreserve)(struct mapping *m, bool ended);
 
-	/* Map the @n chunks behind @fd at chunk @first and those after it, in place of what was there. The
-	 * descriptors stay the caller's. On error the chunks are not mapped. In place() and clear() the mapping is busy. */
-	int (*place)(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot);
-	/* Unmap those of @n chunks from @first on that are mapped. Their addresses stay reserved. */
+	/*
+	 * Map what is behind the @n descriptors at chunk @first and those after it, in place of chunks that were there: each is a chunk or, if its bit
+	 * of @extents is set, an extent, which is mapped as a whole (extent_set()). No extent is placed there. The descriptors stay the caller's. On
+	 * error nothing is mapped. In place() and clear() the mapping is busy.
+	 */
+	int (*place)(struct mapping *m, uint64_t first, unsigned n, const int *fd, uint64_t extents, int prot);
+	/* Unmap those of @n chunks from @first on that are mapped; of extents all are named. Their addresses stay reserved. */
 	int (*clear)(struct mapping *m, uint64_t first, unsigned n);
 	/* Set how the program may touch pages [a, b) from m->base, whose chunks are placed (@prot: also PROT_NONE).
 	 * gaia_lock is held. NULL: not possible. */
@@ -259,8 +263,9 @@ struct mapping {
 	char device_name[32];
 	uint8_t device_uuid[16];
 	bool strict;		/* pages can be touched only while they are held */
-	char *base;		/* what is reserved: whole chunks around it */
+	char *base;		/* what is reserved: whole chunks around it, or whole extents (kind_ops.extents) */
 	size_t span;
+	uint64_t start;		/* of base in the file */
 	void *own;		/* the kind's own state; free(3) is enough for it */
 	struct detect *detect;	/* NULL: the daemon finds out itself what has changed. Set before the mapping is known */
 	struct sides *sides;	/* of one that can write on the host, see sides.h; NULL: none */
@@ -279,12 +284,35 @@ struct mapping {
 	LIST_HEAD(, turn) turns_queued; /* in streams, not ready */
 	unsigned turns_ready;	/* not done */
 
+	/* Used by the thread that has made the mapping busy; in the end, by the one that has forgotten it. */
+	uint64_t *extents; /* one bit for each extent of span: it was placed as one. NULL: the kind has none */
+
 	/* gaia_lock. */
 	unsigned refs;
 	bool busy; /* the connection's thread works on it, without the lock */
 	unsigned looking; /* threads that look at its memory: see detect.c */
 	bool gone; /* it is being unmapped, or has been: its addresses may be somebody else's */
 };
+
+/* How many chunks are behind @n descriptors of a GRANT, of which @extents are extents. */
+static inline unsigned chunks_behind(unsigned n, uint64_t extents)
+{
+	return n + (GAIA_EXTENT_CHUNKS - 1) * (unsigned)__builtin_popcountll(n < 64 ? extents & ((1ull << n) - 1) : extents);
+}
+
+/* Whether chunk @k was placed as part of an extent; and, by the kinds, that the extent around it is placed, or is not any more. */
+static inline bool extent_is_placed(const struct mapping *m, uint64_t k)
+{
+	k /= GAIA_EXTENT_CHUNKS;
+	return m->extents && m->extents[k / 64] >> (k % 64) & 1;
+}
+
+static inline void extent_set(struct mapping *m, uint64_t k, bool placed)
+{
+	uint64_t bit = 1ull << (k / GAIA_EXTENT_CHUNKS % 64), *word = &m->extents[k / GAIA_EXTENT_CHUNKS / 64];
+
+	*word = placed ? *word | bit : *word & ~bit;
+}
 
 extern pthread_mutex_t gaia_lock, turns_lock;
 
@@ -458,8 +486,9 @@ void held_take_list(struct mapping *m, const struct gaia_list_range *range, size
 void held_unmapped(struct mapping *m);
 /* The mapping, or the process, ends, and nobody has waited for this started acquire. */
 void held_unwaited(const struct mapping *m, const struct gaia_ioc_range *io);
-/* Chunks of a strict mapping were placed: without access yet, later with @prot at most; or they are being cleared. The lock is held. */
-void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot);
+/* Chunks of a strict mapping were placed, @together as an extent or each by itself: without access yet, later with @prot at most; or they are being
+ * cleared. The lock is held. */
+void held_placed(struct mapping *m, uint64_t first, unsigned n, bool together, int prot);
 void held_cleared(struct mapping *m, uint64_t first, unsigned n);
 
 /* How the page at @addr is held: PROT_NONE, PROT_READ or PROT_READ | PROT_WRITE; -1: holds are not counted. */
@@ -501,8 +530,8 @@ const char *error_text(void);
 void detect_init(struct mapping *m);
 /* Does not end what the kind has made. */
 void detect_end(struct mapping *m);
-/* The chunks of this message are there from now on; or are about to go. The lock is held. */
-void detect_message(struct mapping *m, const struct gaia_msg *msg, bool placed);
+/* With m->detect: these chunks are there from now on; or are about to go. The lock is held. */
+void detect_placed(struct mapping *m, uint64_t first, unsigned n, bool placed);
 /* All of its chunks have gone, and nothing was held. Inside of nobody's call. */
 void detect_moved(struct mapping *m);
 /* Ranges of the file, sorted and not empty, are about to be acquired. @stream: the number of the stream that will come to that; 0: at once. */
@@ -531,8 +560,7 @@ void detect_queue_released(struct mapping *m, const struct gaia_list_range *rang
 
 /* ---- mapping.c ---- */
 
-/* Reserve addresses on @device for m->offset and m->length, and set m->addr, base and
- * span. */
+/* Reserve addresses on @device for m->offset and m->length, and set m->addr, base, span and start. m->extents is to be freed. */
 int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device);
 /* Make a mapping known; it then has one reference, the tables'. -ENOMEM. */
 int mapping_add(struct mapping *m);
@@ -557,10 +585,10 @@ void mapping_put(struct mapping *m);
 /* Whether the message is a GRANT or REVOKE that is valid on @c. The lock is held. */
 bool mapping_takes(struct conn *c, const struct gaia_msg *msg);
 /*
- * Carry out such a message; a GRANT that fails maps nothing. The lock is held, but dropped while chunks are mapped or
- * unmapped.
+ * Carry out such a message; a GRANT, of which @extents are extents (wire_receive_extents()), that fails maps nothing. The lock is held, but dropped
+ * while chunks are mapped or unmapped.
  */
-int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd);
+int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd, uint64_t extents);
 
 /* A reference to the connection's descriptor of the file that @fd is open on (st_ino: @ino), with the same access; makes one if
  * there is none. -EMFILE, -ENOMEM. */

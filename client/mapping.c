@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <search.h>
 #include <stdlib.h>
+#include <sys/param.h>
 #include <unistd.h>
 
 #include "sides.h"
@@ -132,16 +133,25 @@ int mappings_unnumber(struct conn *c, struct mapping ***out, size_t *n)
 
 int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 {
-	uint64_t lead = m->offset % GAIA_CHUNK;
+	uint64_t unit = m->ops->extents ? GAIA_EXTENT : GAIA_CHUNK, lead = m->offset % unit;
 	int err;
 
-	if (m->length > SIZE_MAX - 2 * GAIA_CHUNK)
+	if (m->length > SIZE_MAX - 2 * GAIA_EXTENT)
 		return -ENOMEM;
-	m->span = (lead + m->length + GAIA_CHUNK - 1) / GAIA_CHUNK * GAIA_CHUNK;
+	m->start = m->offset - lead;
+	m->span = (lead + m->length + unit - 1) / unit * unit;
 	err = m->ops->reserve(m, device);
-	if (!err)
-		m->addr = m->base + lead;
-	return err;
+	if (err)
+		return err;
+	m->addr = m->base + lead;
+	if (!m->ops->extents)
+		return 0;
+	m->extents = calloc(m->span / GAIA_EXTENT / 64 + 1, sizeof(m->extents[0]));
+	if (m->extents)
+		return 0;
+	m->ops->unreserve(m, true);
+	free(m->own);
+	return -ENOMEM;
 }
 
 /* Drop the tables' references to an ancestor's mappings whose addresses now belong to @new. The lock is held. */
@@ -250,29 +260,83 @@ void mapping_put(struct mapping *m)
 	detect_end(m);
 	held_end(m);
 	free(m->own);
+	free(m->extents);
 	free(m);
 }
 
-/* Called without the lock, while the mapping is busy. A GRANT places all of its chunks or none. */
-static int carry_out(struct mapping *m, const struct gaia_msg *msg, const int *fd)
+/* Chunks of a mapping, from its base. */
+struct chunks {
+	uint64_t first;
+	unsigned n;
+};
+
+/* What the message's ith entry names, and with it all of a placed extent of which that is a part. */
+static struct chunks entry(const struct mapping *m, const struct gaia_msg *msg, uint64_t extents, unsigned i)
 {
-	uint64_t first = m->offset / GAIA_CHUNK, k;
+	uint64_t first = msg->chunk[i] - m->start / GAIA_CHUNK;
+
+	if (extents >> i & 1 || extent_is_placed(m, first))
+		return (struct chunks){ first / GAIA_EXTENT_CHUNKS * GAIA_EXTENT_CHUNKS, GAIA_EXTENT_CHUNKS };
+	return (struct chunks){ first, 1 };
+}
+
+/* As many entries from the @i-th on as name neighbouring chunks: *@out are these. */
+static unsigned revoke_run(const struct mapping *m, const struct gaia_msg *msg, unsigned i, struct chunks *out)
+{
+	unsigned n = 1;
+
+	*out = entry(m, msg, 0, i);
+	for (; i + n < msg->count; n++) {
+		struct chunks next = entry(m, msg, 0, i + n);
+
+		if (next.first < out->first || next.first > out->first + out->n)
+			break;
+		out->n = (unsigned)MAX(out->n, next.first + next.n - out->first);
+	}
+	return n;
+}
+
+/* Called without the lock, while the mapping is busy. */
+static int carry_out_revoke(struct mapping *m, const struct gaia_msg *msg)
+{
+	struct chunks run;
+	int err = 0;
+
+	for (unsigned i = 0; i < msg->count && !err;) {
+		i += revoke_run(m, msg, i, &run);
+		err = m->ops->clear(m, run.first, run.n);
+	}
+	return err;
+}
+
+/* Extents that the entry's chunks touch give way as a whole: a part of one cannot stay. */
+static int give_way(struct mapping *m, const struct gaia_msg *msg, uint64_t extents, unsigned i)
+{
+	struct chunks c = entry(m, msg, extents, i);
+
+	return extent_is_placed(m, c.first) ? m->ops->clear(m, c.first, c.n) : 0;
+}
+
+/* As above. All of it is placed, or nothing. */
+static int carry_out_grant(struct mapping *m, const struct gaia_msg *msg, const int *fd, uint64_t extents)
+{
 	unsigned run, i, placed = 0;
 	int err = 0;
 
+	for (i = 0; i < msg->count && !err; i++)
+		err = give_way(m, msg, extents, i);
 	for (i = 0; i < msg->count && !err; i += run) {
 		placed = i;
-		k = msg->chunk[i] - first;
-		for (run = 1; i + run < msg->count && msg->chunk[i + run] == msg->chunk[i] + run;)
+		for (run = 1; i + run < msg->count && msg->chunk[i + run] == msg->chunk[i] + chunks_behind(run, extents >> i);)
 			run++;
-		if (msg->kind == GAIA_MSG_GRANT)
-			err = m->ops->place(m, k, run, fd + i, msg->prot);
-		else
-			err = m->ops->clear(m, k, run);
+		err = m->ops->place(m, msg->chunk[i] - m->start / GAIA_CHUNK, run, fd + i, extents >> i, msg->prot);
 	}
 	/* A chunk that cannot be cleared stays: the daemon asks for it again, as if it had been placed. */
-	for (i = 0; i < placed && err && msg->kind == GAIA_MSG_GRANT; i++)
-		m->ops->clear(m, msg->chunk[i] - first, 1);
+	for (i = 0; i < placed && err; i++) {
+		struct chunks c = entry(m, msg, extents, i);
+
+		m->ops->clear(m, c.first, c.n);
+	}
 	return err;
 }
 
@@ -292,12 +356,22 @@ bool mapping_takes(struct conn *c, const struct gaia_msg *msg)
 	if (m && msg->prot & ~(unsigned)m->prot)
 		return false;
 	for (unsigned i = 0; m && i < msg->count; i++)
-		if (msg->chunk[i] - m->offset / GAIA_CHUNK >= m->span / GAIA_CHUNK)
+		if (msg->chunk[i] - m->start / GAIA_CHUNK >= m->span / GAIA_CHUNK)
 			return false;
 	return true;
 }
 
-int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
+/* The lock is held. */
+static void note(struct mapping *m, const struct gaia_msg *msg, uint64_t extents, bool placed)
+{
+	for (unsigned i = 0; m->detect && i < msg->count; i++) {
+		struct chunks c = entry(m, msg, extents, i);
+
+		detect_placed(m, c.first, c.n, placed);
+	}
+}
+
+int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd, uint64_t extents)
 {
 	struct mapping *m = find_id(c, msg->map);
 	int err;
@@ -305,13 +379,16 @@ int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
 	/* It may just have been unmapped: then there is nothing to do. */
 	if (!m)
 		return 0;
+	/* It has no addresses for them. */
+	if (extents && !m->extents)
+		return -EPROTO;
 	m->busy = true;
-	detect_message(m, msg, false);
+	note(m, msg, extents, false);
 	pthread_mutex_unlock(&gaia_lock);
-	err = carry_out(m, msg, fd);
+	err = msg->kind == GAIA_MSG_GRANT ? carry_out_grant(m, msg, fd, extents) : carry_out_revoke(m, msg);
 	pthread_mutex_lock(&gaia_lock);
 	if (!err && msg->kind == GAIA_MSG_GRANT)
-		detect_message(m, msg, true);
+		note(m, msg, extents, true);
 	m->busy = false;
 	pthread_cond_broadcast(&c->changed);
 	return err;

@@ -135,6 +135,7 @@ void add_side(struct mapping *m, int fd)
 	reader->offset = m->offset;
 	reader->length = m->length;
 	reader->span = m->span;
+	reader->start = m->start;
 	reader->prot = PROT_READ;
 	reader->device = m->device;
 	reader->conn = m->conn;
@@ -197,8 +198,8 @@ static int connect_again(struct conn *c, int fd)
 	}
 	if (err)
 		return err;
-	/* What is in use may rest on them. (gaia_publish() does not.) */
-	if (c->features & ~(features | GAIA_FEATURE_PUBLISHES))
+	/* What is in use may rest on them. (gaia_publish() does not, and no extent is placed any more.) */
+	if (c->features & ~(features | GAIA_FEATURE_PUBLISHES | GAIA_FEATURE_EXTENTS))
 		return -EPROTO;
 	pthread_mutex_lock(&gaia_lock);
 	c->key = key;

@@ -29,7 +29,7 @@ struct piece {
 /* The piece of the range from page *@at on, which becomes its end; false: there is none. *@at is 0 first. */
 static bool next_piece(const struct mapping *m, const struct gaia_list_range *range, uint64_t *at, struct piece *out)
 {
-	uint64_t from = range->offset - m->offset / GAIA_CHUNK * GAIA_CHUNK;
+	uint64_t from = range->offset - m->start;
 	uint64_t a = MAX(*at, from / GAIA_PAGE), end = (from + range->length + GAIA_PAGE - 1) / GAIA_PAGE;
 
 	if (a >= end)
@@ -226,7 +226,7 @@ static int show(struct mapping *m, uint64_t k, enum side side)
 static int list_holds(const struct mapping *m, uint64_t k, struct gaia_list_range **out, size_t *n)
 {
 	const struct side_chunk *c = &m->sides->chunk[k];
-	uint64_t start = (m->offset / GAIA_CHUNK + k) * GAIA_CHUNK;
+	uint64_t start = m->start + k * GAIA_CHUNK;
 	unsigned most = 0, j;
 	size_t room = 0;
 
@@ -470,7 +470,7 @@ static int split(const struct mapping *m, const struct gaia_list_range *range, s
 	out->range[SIDE_VIEW] = list[SIDE_VIEW] = out->own;
 	out->range[SIDE_REPLICA] = list[SIDE_REPLICA] = out->own + pieces[SIDE_VIEW];
 	for (size_t r = 0; r < n; r++) {
-		uint64_t at = 0, start = m->offset / GAIA_CHUNK * GAIA_CHUNK, end = range[r].offset + range[r].length;
+		uint64_t at = 0, start = m->start, end = range[r].offset + range[r].length;
 		int last = -1;
 
 		while (next_piece(m, &range[r], &at, &p)) {

@@ -1,5 +1,5 @@
 /*
- * sim.c - memory of the simulated device, which is host memory: one memfd for each chunk. On a strict device programs can touch only pages
+ * sim.c - memory of the simulated device, which is host memory: one memfd for each chunk or extent. On a strict device programs can touch only pages
  * that they hold, and store only to pages that they hold for writing (held.c).
  */
 #include <errno.h>
@@ -113,8 +113,15 @@ int chunks_clear(char *at, unsigned n)
 
 static int clear(struct mapping *m, uint64_t first, unsigned n)
 {
+	int err;
+
 	held_cleared(m, first, n);
-	return chunks_clear(m->base + first * GAIA_CHUNK, n);
+	err = chunks_clear(m->base + first * GAIA_CHUNK, n);
+	/* (All chunks of an extent are named.) */
+	for (uint64_t k = first; k < first + n && !err; k++)
+		if (extent_is_placed(m, k))
+			extent_set(m, k, false);
+	return err;
 }
 
 /* Under gaia_lock, since no child may see a chunk before it is kept from children (rule 5). */
@@ -128,33 +135,48 @@ static int sim_clear(struct mapping *m, uint64_t first, unsigned n)
 	return err;
 }
 
-int chunks_place(char *at, unsigned n, const int *fd, int prot)
+int chunks_place(char *at, unsigned n, const int *fd, uint64_t extents, int prot)
 {
+	char *to = at;
 	int err = 0;
 
 	for (unsigned i = 0; i < n && !err; i++) {
-		char *chunk = at + i * (size_t)GAIA_CHUNK;
+		size_t len = extents >> i & 1 ? GAIA_EXTENT : GAIA_CHUNK;
 
-		if (mmap(chunk, GAIA_CHUNK, prot, MAP_SHARED | MAP_FIXED, fd[i], 0) == MAP_FAILED)
+		if (mmap(to, len, prot, MAP_SHARED | MAP_FIXED, fd[i], 0) == MAP_FAILED)
 			err = -errno;
 		else
-			err = keep_from_children(chunk, GAIA_CHUNK);
+			err = keep_from_children(to, len);
+		to += len;
 	}
 	if (err)
-		(void)chunks_clear(at, n);
+		(void)chunks_clear(at, chunks_behind(n, extents));
 	return err;
 }
 
-static int sim_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot)
+/* The lock is held. */
+static void placed(struct mapping *m, uint64_t first, unsigned n, uint64_t extents, int prot)
+{
+	for (unsigned i = 0, chunks; i < n; i++, first += chunks) {
+		bool together = extents >> i & 1;
+
+		chunks = together ? GAIA_EXTENT_CHUNKS : 1;
+		if (together)
+			extent_set(m, first, true);
+		held_placed(m, first, chunks, together, prot);
+	}
+}
+
+static int sim_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, uint64_t extents, int prot)
 {
 	int err;
 
 	pthread_mutex_lock(&gaia_lock);
-	err = chunks_place(m->base + first * GAIA_CHUNK, n, fd, m->strict ? PROT_NONE : prot);
+	err = chunks_place(m->base + first * GAIA_CHUNK, n, fd, extents, m->strict ? PROT_NONE : prot);
 	if (err)
-		held_cleared(m, first, n);
+		held_cleared(m, first, chunks_behind(n, extents));
 	else
-		held_placed(m, first, n, prot);
+		placed(m, first, n, extents, prot);
 	pthread_mutex_unlock(&gaia_lock);
 	return err;
 }
@@ -166,6 +188,7 @@ static int sim_protect(struct mapping *m, uint64_t a, uint64_t b, int prot)
 
 const struct kind_ops sim_kind = {
 	.kind = "sim",
+	.extents = true,
 	.reserve = sim_reserve,
 	.unreserve = sim_unreserve,
 	.place = sim_place,

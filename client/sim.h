@@ -1,4 +1,4 @@
-/* sim.h - memory that is memfds, one for each chunk: the simulated device's, and the host's. */
+/* sim.h - memory that is memfds, one for each chunk or extent: the simulated device's, and the host's. */
 #ifndef GAIA_CLIENT_SIM_H
 #define GAIA_CLIENT_SIM_H
 
@@ -10,8 +10,9 @@
 int addresses_reserve(size_t span, char **out);
 /* A child must not inherit what is there. For each new mapping, which does not inherit this from the one that it replaces. */
 int keep_from_children(char *at, size_t len);
-/* Map @n chunks, or none; or reserve their addresses again. The lock is held (rule 5). */
-int chunks_place(char *at, unsigned n, const int *fd, int prot);
+/* Map what is behind @n descriptors, each a chunk or an extent (kind_ops.place), or nothing; or reserve the addresses of @n chunks again. The lock
+ * is held (rule 5). */
+int chunks_place(char *at, unsigned n, const int *fd, uint64_t extents, int prot);
 int chunks_clear(char *at, unsigned n);
 
 /* See kind_ops. */

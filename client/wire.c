@@ -357,16 +357,36 @@ static bool is_whole(const struct gaia_msg *msg, size_t len)
 	return len == sizeof(*msg) || len == sizeof(*msg) + spans;
 }
 
-/* Whether this version of the library can map each of the spans. */
-static bool spans_are_known(const struct gaia_span *span, unsigned n)
+/* Whether another chunk of the GRANT, or another extent, is of its @i-th extent. */
+static bool is_met_again(const struct gaia_msg *msg, unsigned i)
 {
-	for (unsigned i = 0; i < n; i++)
-		if (span[i].offset || span[i].length != GAIA_CHUNK || span[i].flags & GAIA_SPAN_MUST)
+	for (unsigned k = 0; k < msg->count; k++)
+		if (k != i && msg->chunk[k] / GAIA_EXTENT_CHUNKS == msg->chunk[i] / GAIA_EXTENT_CHUNKS)
+			return true;
+	return false;
+}
+
+/* Whether the caller can map each of the GRANT's spans. @extents: as of wire_receive_extents(). */
+static bool spans_are_known(const struct gaia_msg *msg, const struct gaia_span *span, uint64_t *extents)
+{
+	for (unsigned i = 0; i < msg->count; i++) {
+		if (span[i].offset || span[i].flags & GAIA_SPAN_MUST)
 			return false;
+		if (span[i].length == GAIA_CHUNK)
+			continue;
+		if (!extents || span[i].length != GAIA_EXTENT || msg->chunk[i] % GAIA_EXTENT_CHUNKS || is_met_again(msg, i))
+			return false;
+		*extents |= 1ull << i;
+	}
 	return true;
 }
 
 int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n)
+{
+	return wire_receive_extents(sock, wait, msg, fd, n, NULL);
+}
+
+int wire_receive_extents(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n, uint64_t *extents)
 {
 	union {
 		struct cmsghdr align;
@@ -397,6 +417,8 @@ int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUN
 	if (len <= 0)
 		return -ENOTCONN;
 
+	if (extents)
+		*extents = 0;
 	got = take_descriptors(&hdr, fd);
 	want = len >= (ssize_t)sizeof(*msg) && !(hdr.msg_flags & MSG_TRUNC) ? check_message(msg) : -EPROTO;
 	/* There may be fewer descriptors than were sent: the kernel gives only as many as the process may still have. */
@@ -406,7 +428,7 @@ int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUN
 		failed = EMFILE;
 	else if (got != (unsigned)want)
 		failed = -EPROTO;
-	else if (len > (ssize_t)sizeof(*msg) && !spans_are_known(span, got))
+	else if (len > (ssize_t)sizeof(*msg) && !spans_are_known(msg, span, extents))
 		failed = EPROTO;
 	while (failed && got)
 		close(fd[--got]);

@@ -71,6 +71,8 @@ int wire_join(int *sock, int fd, struct gaia_client_key *key, uint64_t *seq, uin
  * not have as many; EPROTO: they are to be mapped in a way that this version does not know.
  */
 int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n);
+/* The same for a client that takes extents (GAIA_FEATURE_EXTENTS): bit i of *@extents: the ith descriptor of a GRANT is one. NULL: it does not. */
+int wire_receive_extents(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n, uint64_t *extents);
 
 /* For callers that do not distinguish these errors: 0 or a negative errno. */
 static inline int wire_failed(int received)

@@ -112,7 +112,7 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
  * cache_unmap() of that mapping has returned.
  */
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
-		  unsigned n, uint64_t *seq, struct handover **answer);
+		  const unsigned *chunks, unsigned n, uint64_t *seq, struct handover **answer);
 int control_granted(struct handover *answer);
 int control_revoke(void *client, uint64_t map, uint64_t idx);
 void control_revoke_many(struct cache_revoke *list, unsigned n);

@@ -94,7 +94,7 @@ int control_granted(struct handover *h)
 }
 
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
-		  unsigned n, uint64_t *seq, struct handover **answer)
+		  const unsigned *chunks, unsigned n, uint64_t *seq, struct handover **answer)
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_GRANT, .map = map, .prot = prot, .count = n };
 	struct client *c = client;
@@ -106,7 +106,7 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 	pthread_mutex_lock(&c->send_lock);
 	if (c->features & GAIA_FEATURE_ANSWERS)
 		h = handover_begin(c, map);
-	err = send_next(c, &msg, fd, n, now_ns() + SEND_TIMEOUT_NS);
+	err = send_grant(c, &msg, fd, chunks, now_ns() + SEND_TIMEOUT_NS);
 	pthread_mutex_unlock(&c->send_lock);
 	for (unsigned i = 0; i < n; i++)
 		close(fd[i]);

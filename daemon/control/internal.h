@@ -287,6 +287,13 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
 #define SEND_NOW 0 /* a deadline that has passed: try once, without waiting */
 /* send_lock is held. 0 or -ENOTCONN; with the deadline SEND_NOW also -EAGAIN: there is no room. */
 int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t deadline);
+/* The same of a GRANT, with a descriptor for each of its chunks, which is of so many @chunks (control_grant()). */
+int send_grant(struct client *c, struct gaia_msg *msg, const int *fd, const unsigned *chunks, uint64_t deadline);
+/* Whether the client may be handed extents: their lengths are said by spans. */
+static inline bool takes_extents(const struct client *c)
+{
+	return c->features & GAIA_FEATURE_SPANS && c->features & GAIA_FEATURE_EXTENTS;
+}
 
 /* ---- handover.c ---- */
 

@@ -157,6 +157,7 @@ static struct cache_user user_of(struct client *c, struct control_caller caller)
 		.owner = quota_is_owner(c->ctl->quota, c->uid),
 		.alone = caller.uid != c->uid || caller.uid != c->peer_uid,
 		.uses = &c->uses,
+		.extents = takes_extents(c),
 	};
 }
 

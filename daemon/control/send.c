@@ -28,23 +28,19 @@ static int wait_to_send(struct client *c, int why, uint64_t deadline)
 	return 0;
 }
 
-/* send_lock is held. -ETIMEDOUT: there was no room until @deadline. */
-static int send_packet(struct client *c, const struct gaia_msg *msg, const int *fd, unsigned n,
+/* send_lock is held. @span: one for each chunk of @msg, or NULL. -ETIMEDOUT: there was no room until @deadline. */
+static int send_packet(struct client *c, const struct gaia_msg *msg, const struct gaia_span *span, const int *fd, unsigned n,
 		       uint64_t deadline)
 {
-	static const struct gaia_span whole[GAIA_MSG_CHUNKS] = {
-		[0 ... GAIA_MSG_CHUNKS - 1] = { .length = GAIA_CHUNK },
-	};
-	bool spans = msg->kind == GAIA_MSG_GRANT && c->features & GAIA_FEATURE_SPANS;
 	union {
 		struct cmsghdr align;
 		char buf[CMSG_SPACE(GAIA_MSG_CHUNKS * sizeof(int))];
 	} control;
 	struct iovec iov[] = {
 		{ .iov_base = (void *)msg, .iov_len = sizeof(*msg) },
-		{ .iov_base = (void *)whole, .iov_len = msg->count * sizeof(whole[0]) },
+		{ .iov_base = (void *)span, .iov_len = msg->count * sizeof(*span) },
 	};
-	struct msghdr hdr = { .msg_iov = iov, .msg_iovlen = spans ? 2 : 1 };
+	struct msghdr hdr = { .msg_iov = iov, .msg_iovlen = span ? 2 : 1 };
 
 	bug_on(n > GAIA_MSG_CHUNKS);
 	if (n) {
@@ -75,13 +71,13 @@ static int send_packet(struct client *c, const struct gaia_msg *msg, const int *
 	return -ENOTCONN;
 }
 
-int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t deadline)
+static int send_numbered(struct client *c, struct gaia_msg *msg, const struct gaia_span *span, const int *fd, unsigned n, uint64_t deadline)
 {
 	int err;
 
 	msg->version = GAIA_PROTOCOL_VERSION;
 	msg->seq = c->seq + 1;
-	err = send_packet(c, msg, fd, n, deadline);
+	err = send_packet(c, msg, span, fd, n, deadline);
 	if (!err) {
 		c->seq++;
 		return 0;
@@ -94,6 +90,24 @@ int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n,
 			 strerror(-err));
 	client_disconnect(c);
 	return -ENOTCONN;
+}
+
+int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t deadline)
+{
+	return send_numbered(c, msg, NULL, fd, n, deadline);
+}
+
+int send_grant(struct client *c, struct gaia_msg *msg, const int *fd, const unsigned *chunks, uint64_t deadline)
+{
+	struct gaia_span span[GAIA_MSG_CHUNKS];
+
+	for (unsigned i = 0; i < msg->count; i++) {
+		unsigned its = chunks ? chunks[i] : 1;
+
+		bug_on(its != 1 && (its != GAIA_EXTENT_CHUNKS || msg->chunk[i] % GAIA_EXTENT_CHUNKS || !takes_extents(c)));
+		span[i] = (struct gaia_span){ .length = its * (uint64_t)GAIA_CHUNK };
+	}
+	return send_numbered(c, msg, c->features & GAIA_FEATURE_SPANS ? span : NULL, fd, msg->count, deadline);
 }
 
 int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq)

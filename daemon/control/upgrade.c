@@ -107,8 +107,8 @@ void control_move_to(struct control *ctl, uint64_t features)
 /* Whether the client says that it can move, and the next daemon knows what it uses. */
 static bool can_move(const struct client *c)
 {
-	/* (Without PUBLISHES a client syncs instead.) */
-	return c->features & GAIA_FEATURE_MOVES && !(c->features & ~(c->ctl->heir_features | GAIA_FEATURE_PUBLISHES));
+	/* (Without PUBLISHES a client syncs instead, and without EXTENTS it gets chunks.) */
+	return c->features & GAIA_FEATURE_MOVES && !(c->features & ~(c->ctl->heir_features | GAIA_FEATURE_PUBLISHES | GAIA_FEATURE_EXTENTS));
 }
 
 void control_move_ask(struct control *ctl)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """check_decides.py ROOT FILE...: what a row's "decides" names is there.
 
-It is text like "client/cuda.c: map_chunk(), in cuda_place()": the file, and the first function() in that file;
+It is text like "client/cuda.c: map_memory(), in cuda_place()": the file, and the first function() in that file;
 others are in client/ or daemon/ somewhere. "rule 3" is a rule of the file."""
 import glob
 import os

@@ -33,6 +33,7 @@ struct granted {
 	unsigned char *at;
 	int ready;	/* a duplicate of fd, for the next grant; or -1 */
 	bool held;	/* by the client */
+	bool together;	/* it is part of an extent: fd is all of that */
 	uint64_t seq;	/* of the message that brought it there */
 	LIST_ENTRY(granted) link;
 };
@@ -42,6 +43,7 @@ struct mapping {
 	void *client;
 	uint64_t id;
 	unsigned prot;
+	bool extents;
 	LIST_HEAD(, granted) granted;
 	LIST_ENTRY(mapping) link;
 };
@@ -49,6 +51,7 @@ struct mapping {
 struct fake_gate fake_gate;
 struct fake_errors fake_errors;
 atomic_uint fake_chunks;
+atomic_bool fake_extents;
 sem_t fake_unmapped;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -104,6 +107,7 @@ int cache_map(struct cfile *f, unsigned dev, void *client, struct cache_user use
 	m->client = client;
 	m->id = map_id;
 	m->prot = prot;
+	m->extents = user.extents;
 	pthread_mutex_lock(&lock);
 	LIST_INSERT_HEAD(&mappings, m, link);
 	fake_cache.maps++;
@@ -111,6 +115,7 @@ int cache_map(struct cfile *f, unsigned dev, void *client, struct cache_user use
 	fake_cache.client = client;
 	fake_cache.may_write = may_write;
 	fake_cache.alone = user.alone;
+	fake_cache.extents = user.extents;
 	fake_cache.map_id = map_id;
 	fake_cache.detects = false;
 	fake_cache.prot = prot;
@@ -157,46 +162,92 @@ static struct granted *find_granted(struct mapping *m, uint64_t idx)
 	return NULL;
 }
 
-/* A chunk whose first byte says which one it is. The lock is held. */
-static struct granted *make_chunk(struct mapping *m, uint64_t idx)
+/* A chunk whose first byte says which one it is, @from bytes from the beginning of the memory @fd. The lock is held. */
+static struct granted *make_part(struct mapping *m, uint64_t idx, int fd, off_t from)
 {
 	struct granted *g = calloc(1, sizeof(*g));
 
 	g->idx = idx;
 	g->ready = -1;
-	g->fd = memfd_create("chunk", MFD_CLOEXEC);
-	cr_assert_geq(g->fd, 0);
-	cr_assert_eq(ftruncate(g->fd, GAIA_CHUNK), 0);
-	g->at = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
+	g->fd = fd;
+	g->at = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, from);
 	cr_assert_neq(g->at, MAP_FAILED);
 	g->at[0] = idx;
 	LIST_INSERT_HEAD(&m->granted, g, link);
 	return g;
 }
 
+static int make_memory(off_t bytes)
+{
+	int fd = memfd_create("chunk", MFD_CLOEXEC);
+
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(ftruncate(fd, bytes), 0);
+	return fd;
+}
+
+static struct granted *make_chunk(struct mapping *m, uint64_t idx)
+{
+	return make_part(m, idx, make_memory(GAIA_CHUNK), 0);
+}
+
+static void make_extent(struct mapping *m, uint64_t first)
+{
+	int fd = make_memory(GAIA_EXTENT);
+
+	for (uint64_t k = 0; k < GAIA_EXTENT_CHUNKS; k++)
+		make_part(m, first + k, k == 0 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 0), (off_t)k * GAIA_CHUNK)->together = true;
+}
+
+/* The chunks that the client maps together with this one. */
+static unsigned chunks_with(struct mapping *m, uint64_t idx, uint64_t *first)
+{
+	bool together = find_granted(m, idx)->together;
+
+	*first = together ? idx / GAIA_EXTENT_CHUNKS * GAIA_EXTENT_CHUNKS : idx;
+	return together ? GAIA_EXTENT_CHUNKS : 1;
+}
+
+/* The client has them, or has not. The lock is held. */
+static void set_held(struct mapping *m, uint64_t idx, bool held, const uint64_t *seq)
+{
+	unsigned n = chunks_with(m, idx, &idx);
+
+	for (unsigned k = 0; k < n; k++) {
+		struct granted *g = find_granted(m, idx + k);
+
+		g->held = held;
+		g->seq = seq ? *seq : g->seq;
+	}
+}
+
 /* As the page cache: one packet at a time, and what the client could not map is handed over again. */
 static int grant(struct mapping *m, const uint64_t *idx, const int *fd, unsigned n, uint64_t *seq)
 {
+	unsigned *chunks = xcalloc(n, sizeof(*chunks));
 	struct handover *answer;
 	int err = 0;
 
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < n; i++)
+		chunks[i] = chunks_with(m, idx[i], &(uint64_t){ 0 });
+	pthread_mutex_unlock(&lock);
 	for (unsigned i = 0, k; i < n; i += k) {
 		k = n - i < GAIA_MSG_CHUNKS ? n - i : GAIA_MSG_CHUNKS;
 		answer = NULL;
 		if (!err)
-			err = control_grant(m->client, m->id, m->prot, idx + i, fd + i, k, seq, &answer);
+			err = control_grant(m->client, m->id, m->prot, idx + i, fd + i, chunks + i, k, seq, &answer);
 		else
 			for (unsigned j = i; j < i + k; j++)
 				close(fd[j]);
 		if (!err && answer)
 			err = control_granted(answer);
 		pthread_mutex_lock(&lock);
-		for (unsigned j = i; j < i + k; j++) {
-			find_granted(m, idx[j])->seq = *seq;
-			find_granted(m, idx[j])->held = !err;
-		}
+		for (unsigned j = i; j < i + k; j++)
+			set_held(m, idx[j], !err, seq);
 		pthread_mutex_unlock(&lock);
 	}
+	free(chunks);
 	return err;
 }
 
@@ -243,14 +294,17 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 
 		if (fake_chunks && k >= fake_chunks)
 			break;
-		if (!g)
-			g = make_chunk(m, k);
+		if (!g && fake_extents && m->extents)
+			make_extent(m, k / GAIA_EXTENT_CHUNKS * GAIA_EXTENT_CHUNKS);
+		else if (!g)
+			make_chunk(m, k);
+		g = find_granted(m, k);
 		if (g->held) {
 			brought = g->seq > brought ? g->seq : brought;
 			continue;
 		}
-		g->held = true;
-		idx[n] = k;
+		set_held(m, k, true, NULL);
+		(void)chunks_with(m, k, &idx[n]);
 		fd[n++] = g->ready >= 0 ? g->ready : fcntl(g->fd, F_DUPFD_CLOEXEC, 0);
 		g->ready = -1;
 	}
@@ -592,7 +646,7 @@ int fake_revoke(uint64_t map_id, uint64_t idx)
 	err = control_revoke(m->client, map_id, idx);
 	pthread_mutex_lock(&lock);
 	if (!err)
-		find_granted(m, idx)->held = false;
+		set_held(m, idx, false, NULL);
 	pthread_mutex_unlock(&lock);
 	return err;
 }

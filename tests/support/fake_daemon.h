@@ -53,7 +53,7 @@ struct fake_cache {
 	uint64_t map_id;		/* of the last mapping */
 	unsigned prot;
 	void *client;			/* of the last mapping */
-	bool may_write, alone;		/* the same */
+	bool may_write, alone, extents;	/* the same */
 };
 struct fake_cache fake_seen(void);
 
@@ -66,6 +66,9 @@ extern struct fake_gate fake_gate;
 
 /* The file's length in chunks: chunks beyond it are not granted. 0: no end. */
 extern atomic_uint fake_chunks;
+
+/* From now on clients that take them are handed all memory in extents. */
+extern atomic_bool fake_extents;
 
 /* The cache's answers from now on, if not 0. */
 struct fake_errors {

@@ -291,6 +291,49 @@ Test(memory, of_a_run_gets_access_in_one_call, .init = begin, .fini = end)
 	unmap(p);
 }
 
+Test(memory, in_an_extent_costs_what_a_chunk_does, .init = begin, .fini = end)
+{
+	unsigned char *p;
+	unsigned calls;
+
+	fake_extents = true;
+	p = map(RW);
+	calls = fake_cuda_calls();
+	cr_assert_eq(gaia_acquire(p + GAIA_CHUNK, GAIA_CHUNK, RW), 0);
+	cr_assert_eq(fake_cuda_calls() - calls, 3 + 5);
+	for (unsigned k = 0; k < CHUNKS; k++)
+		cr_assert_eq(p[k * GAIA_CHUNK], k);
+	p[3 * GAIA_CHUNK + 1] = 'a';
+	cr_assert_eq(fake_chunk(fake_seen().map_id, 3)[1], 'a');
+	/* What is there is not handed over again; what was taken back is. */
+	calls = fake_cuda_calls();
+	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+	cr_assert_eq(fake_cuda_calls() - calls, 0);
+	cr_assert_eq(gaia_release(p, LENGTH), 0);
+	cr_assert_eq(gaia_release(p + GAIA_CHUNK, GAIA_CHUNK), 0);
+	cr_assert_eq(fake_revoke(fake_seen().map_id, 2), 0);
+	cr_assert_not(fake_cuda_usable(p, 1));
+	cr_assert_eq(gaia_acquire(p, 1, RW), 0);
+	cr_assert_eq(p[3 * GAIA_CHUNK + 1], 'a');
+	unmap(p);
+}
+
+/* Nor is it asked a second time to unmap what is one mapping. */
+Test(memory, of_an_extent_goes_in_one_call_whatever_the_driver_says, .init = begin, .fini = end)
+{
+	unsigned char *p;
+	unsigned calls;
+
+	fake_extents = true;
+	p = map(RW);
+	cr_assert_eq(gaia_acquire(p, 1, RW), 0);
+	cr_assert_eq(gaia_release(p, 1), 0);
+	calls = fake_cuda_calls_of("cuMemUnmap");
+	fake_cuda_fail("cuMemUnmap", 1, CUDA_ERROR_UNKNOWN, false);
+	unmap(p);
+	cr_assert_eq(fake_cuda_calls_of("cuMemUnmap") - calls, 1);
+}
+
 Test(memory, that_is_acquired_again_is_not_mapped_again, .init = begin, .fini = end)
 {
 	unsigned char *p = map(RW);
@@ -329,7 +372,7 @@ Test(memory, that_lies_together_goes_in_one_call, .init = begin, .fini = end)
 	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
 	calls = fake_cuda_calls_of("cuMemUnmap");
 	pthread_mutex_lock(&gaia_lock);
-	cr_assert_eq(mapping_message(m->conn, &msg, NULL), 0);
+	cr_assert_eq(mapping_message(m->conn, &msg, NULL, 0), 0);
 	pthread_mutex_unlock(&gaia_lock);
 	cr_assert_eq(fake_cuda_calls_of("cuMemUnmap") - calls, fake_cuda_mode()->single_unmaps ? 4 : 2);
 	for (unsigned k = 0; k < CHUNKS; k++)

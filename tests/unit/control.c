@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -868,6 +869,111 @@ Test(grants, come_in_packets_and_the_last_is_named, .init = begin, .fini = end)
 	}
 	cr_assert_eq(io.seq, last);
 	leave(&p, 1);
+}
+
+/* The GRANT that the acquire of these chunks brings: what it is of, in order. */
+static struct gaia_msg acquire_chunks(struct peer *p, uint64_t id, uint64_t first, unsigned n, int fds[GAIA_MSG_CHUNKS], uint64_t *extents)
+{
+	struct gaia_ioc_range io = range(p, id, first * GAIA_CHUNK, n * (uint64_t)GAIA_CHUNK);
+	struct gaia_msg msg;
+	unsigned got;
+
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
+	cr_assert_eq(wire_receive_extents(p->sock, true, &msg, fds, &got, extents), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_GRANT);
+	cr_assert_eq(got, msg.count);
+	return msg;
+}
+
+static void is_memory_of(int fd, uint64_t first, unsigned n)
+{
+	unsigned char byte;
+
+	for (unsigned k = 0; k < n; k++) {
+		cr_assert_eq(pread(fd, &byte, 1, k * (off_t)GAIA_CHUNK), 1);
+		cr_assert_eq(byte, first + k);
+	}
+	cr_assert_eq(pread(fd, &byte, 1, n * (off_t)GAIA_CHUNK), 0, "it is no longer");
+	close(fd);
+}
+
+Test(grants, are_of_chunks_and_of_extents, .init = begin, .fini = end)
+{
+	struct peer p = join_with(GAIA_FEATURE_SPANS | GAIA_FEATURE_EXTENTS);
+	uint64_t id = map(&p, 0, 30ull * GAIA_CHUNK), extents;
+	int fds[GAIA_MSG_CHUNKS];
+	struct gaia_msg msg;
+
+	cr_assert(fake_seen().extents);
+	fake_prepare(id, 0, GAIA_EXTENT_CHUNKS);
+	fake_extents = true;
+	msg = acquire_chunks(&p, id, 6, 13, fds, &extents);
+	cr_assert_eq(msg.count, 4);
+	cr_assert_eq(extents, 1 << 2 | 1 << 3);
+	for (unsigned i = 0; i < 4; i++) {
+		static const uint64_t want[] = { 6, 7, 8, 16 };
+
+		cr_assert_eq(msg.chunk[i], want[i]);
+		is_memory_of(fds[i], want[i], i < 2 ? 1 : GAIA_EXTENT_CHUNKS);
+	}
+	leave(&p, 1);
+}
+
+static void gets_chunks(uint64_t features)
+{
+	struct peer p = join_with(features);
+	uint64_t id = map(&p, 0, 30ull * GAIA_CHUNK), extents;
+	int fds[GAIA_MSG_CHUNKS];
+
+	cr_assert_not(fake_seen().extents);
+	fake_extents = true;
+	cr_assert_eq(acquire_chunks(&p, id, 8, 2, fds, &extents).count, 2);
+	cr_assert_eq(extents, 0);
+	is_memory_of(fds[0], 8, 1);
+	is_memory_of(fds[1], 9, 1);
+	leave(&p, 1);
+}
+
+Test(grants, are_of_chunks_for_clients_that_know_no_extents, .init = begin, .fini = end)
+{
+	gets_chunks(GAIA_FEATURE_SPANS);
+	gets_chunks(GAIA_FEATURE_EXTENTS);
+	gets_chunks(0);
+}
+
+/* It gives up all memory when it moves. */
+Test(grants, do_not_keep_a_client_from_moving_to_where_there_are_no_extents, .init = begin, .fini = end)
+{
+	struct peer p = join_with(GAIA_FEATURE_MOVES | GAIA_FEATURE_SPANS | GAIA_FEATURE_EXTENTS);
+	struct gaia_msg msg;
+	int fds[GAIA_MSG_CHUNKS];
+	unsigned n;
+
+	map(&p, 0, GAIA_CHUNK);
+	control_move_to(fake_control(), GAIA_FEATURES & ~GAIA_FEATURE_EXTENTS);
+	/* Until it can be said: the thread that has welcomed the client may still be at it. */
+	while (poll(&(struct pollfd){ .fd = p.sock, .events = POLLIN }, 1, 1) == 0)
+		control_move_ask(fake_control());
+	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_MOVE);
+	leave(&p, 1);
+}
+
+static void begin_dying(void)
+{
+	setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
+	begin();
+}
+
+Test(grants, of_extents_to_a_client_that_takes_none_are_a_bug, .init = begin_dying, .signal = SIGABRT)
+{
+	struct peer p = join_with(GAIA_FEATURE_SPANS);
+	uint64_t id = map(&p, 0, GAIA_EXTENT), idx = 0, seq;
+	struct handover *answer;
+	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+	control_grant(fake_client(id), id, RW, &idx, &fd, (unsigned[]){ GAIA_EXTENT_CHUNKS }, 1, &seq, &answer);
 }
 
 Test(grants, to_a_client_that_does_not_read_end_it, .init = begin, .fini = end, .timeout = 60)
