@@ -53,8 +53,12 @@ static int choose_devices(struct devices *dv)
 	const char *why;
 	unsigned n = device_cuda_count(&why);
 
-	for (unsigned i = 0; i < n && i < CACHE_MAX_DEVICES; i++)
-		(void)add_device(dv, &(struct device_choice){ CHOICE_CUDA, .cuda = { .index = i } });
+	for (unsigned i = 0; i < n && i < CACHE_MAX_DEVICES; i++) {
+		struct device_choice choice = { CHOICE_CUDA, .cuda = OPTIONS_USUAL_CUDA };
+
+		choice.cuda.index = i;
+		(void)add_device(dv, &choice);
+	}
 	if (dv->n)
 		return 0;
 	if (!n)

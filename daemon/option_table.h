@@ -38,13 +38,14 @@
 	  "peers=on|off (copies from other devices; on),\n"                                                             \
 	  "readonly=on|off (off: cannot share read-only, as a\n"                                                        \
 	  "GPU cannot; on), strict=on|off (touching what is not\n"                                                      \
-	  "acquired is a SIGSEGV; on), cache=SIZE|auto (of its\n"                                                       \
+	  "acquired is a SIGSEGV; on), extents=on|off (memory of\n"                                                     \
+	  "long files by 16M; on), cache=SIZE|auto (of its\n"                                                           \
 	  "memory, while programs leave it, for pages that left\n"                                                      \
 	  "--home; auto: what is free; none)",                                                                                 \
 	  parse_device, "mount anew, or gaia set adds it or takes it away")                                                                                                 \
-	X("device", 0, "cuda[:INDEX[,SIZE][,cache=SIZE|auto]]",                                                         \
-	  "a GPU (0), with 80 % of its free memory; cache: as\n"                                                        \
-	  "for a simulated device (none)",                                                                              \
+	X("device", 0, "cuda[:INDEX[,SIZE][,KEY=VALUE]...]",                                                            \
+	  "a GPU (0), with 80 % of its free memory; keys:\n"                                                            \
+	  "cache, extents (off): as for a simulated device",                                                                  \
 	  parse_device, "mount anew")                                                                                                 \
 	X("device", 0, "none",                                                                                          \
 	  "no device; without --device: every GPU that works,\n"                                                        \

@@ -92,6 +92,8 @@ static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *coun
 		return parse_off(key + 9, &sim->no_readonly);
 	if (!strncmp(key, "strict=", 7))
 		return parse_off(key + 7, &sim->lax);
+	if (!strncmp(key, "extents=", 8))
+		return parse_off(key + 8, &sim->no_extents);
 	if (!strncmp(key, "count=", 6)) {
 		int err = parse_size(key + 6, count);
 
@@ -130,7 +132,7 @@ static int parse_sim(struct options *o, const char *text)
 		if (err) {
 			refuse(o, "--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, local=SIZE, "
 				  "latency=MICROSECONDS, submit=MICROSECONDS, wait=on|off, peers=on|off, "
-				  "readonly=on|off, strict=on|off or cache=SIZE|auto", text, word);
+				  "readonly=on|off, strict=on|off, extents=on|off or cache=SIZE|auto", text, word);
 			goto out;
 		}
 	}
@@ -140,25 +142,31 @@ out:
 	return err;
 }
 
-/* "SIZE", "cache=SIZE|auto", or both in this order. */
+static int parse_cuda_key(const char *word, bool first, struct device_choice *choice)
+{
+	if (!strncmp(word, "cache=", 6))
+		return parse_cache(word + 6, &choice->cache);
+	if (!strncmp(word, "extents=", 8))
+		return parse_off(word + 8, &choice->cuda.no_extents);
+	return !first || parse_size(word, &choice->cuda.capacity) || choice->cuda.capacity < GAIA_CHUNK ? -EINVAL : 0;
+}
+
+/* "SIZE", "cache=SIZE|auto" and "extents=on|off": any of these, the size first. */
 static int parse_cuda_keys(const char *text, struct device_choice *choice)
 {
-	const char *comma = strchr(text, ','), *key = !strncmp(text, "cache=", 6) ? text : comma ? comma + 1 : NULL;
-	char *size = strndup(text, comma ? (size_t)(comma - text) : strlen(text));
-	int err = size ? 0 : -ENOMEM;
+	char *copy = strdup(text), *rest = copy, *word;
+	int err = copy ? 0 : -ENOMEM;
 
-	if (!err && key != text)
-		err = parse_size(size, &choice->cuda.capacity) || choice->cuda.capacity < GAIA_CHUNK ? -EINVAL : 0;
-	if (!err && key)
-		err = strncmp(key, "cache=", 6) ? -EINVAL : parse_cache(key + 6, &choice->cache);
-	free(size);
+	while (!err && (word = strsep(&rest, ",")))
+		err = parse_cuda_key(word, word == copy, choice);
+	free(copy);
 	return err;
 }
 
 /* @text: what follows "cuda". Which GPUs exist is found out later, when CUDA may be called. */
 static int parse_cuda(struct options *o, const char *text)
 {
-	struct device_choice choice = { CHOICE_CUDA, .cuda = { .index = 0 } };
+	struct device_choice choice = { CHOICE_CUDA, .cuda = OPTIONS_USUAL_CUDA };
 	unsigned long index = 0;
 	char *end = "";
 
@@ -172,7 +180,7 @@ static int parse_cuda(struct options *o, const char *text)
 	}
 	choice.cuda.index = (unsigned)index;
 	if (*end && parse_cuda_keys(end + 1, &choice)) {
-		refuse(o, "--device cuda%s: \"%s\" is not a size of at least 2M, cache=SIZE or cache=auto", text, end + 1);
+		refuse(o, "--device cuda%s: \"%s\" is not a size of at least 2M, cache=SIZE|auto or extents=on|off", text, end + 1);
 		return -EINVAL;
 	}
 	for (unsigned i = 0; i < o->n_devices; i++) {

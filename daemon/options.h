@@ -87,6 +87,7 @@ enum options_result {
 
 /* The simulated device if no more is given than its name. */
 #define OPTIONS_USUAL_SIM { .capacity = 256ull << 20 }
+#define OPTIONS_USUAL_CUDA { .no_extents = true } /* until a GPU has been tried with them */
 
 /* Of one device: a larger size is a typing error. */
 #define OPTIONS_SIM_MAX (4ull << 40)

@@ -57,6 +57,7 @@
 	X(device_snapshots, "pages secured on a device before being written again")             \
 	X(device_zeroed, "pages of device memory made zeros, so that clients that map them see nothing else") \
 	X(device_evicted, "chunks dropped from devices (chunks)")                               \
+	X(device_extents, "extents that device memory was given out in (extents of 16 MiB)")     \
 	X(huge_chunks, "chunks of simulated devices and of the host that became huge pages (chunks)") \
 	X(device_renewed, "chunks copied on their device, away from clients that are gone (chunks)") \
 	X(kernel_invalidated, "pages whose kernel copy was invalidated")                        \

@@ -216,13 +216,20 @@ static int deliver(const struct acquiring *ac)
 	return err;
 }
 
+/* Of all that is handed over: an extent as a whole. */
 static int acquire_all_wanted(struct acquiring *ac)
 {
 	bool any = wanted_any(ac->m);
 	int err = 0;
 
-	for (uint64_t k = 0; k < ac->n && any && !err; k++)
-		err = acquire_wanted(ac, ac->reps[k]);
+	for (uint64_t k = 0; k < ac->n && any && !err; k++) {
+		const struct replica *unit = replica_unit(ac->reps[k]);
+
+		if (k > 0 && unit == replica_unit(ac->reps[k - 1]))
+			continue;
+		for (unsigned i = 0; i < unit_chunks(unit) && !err; i++)
+			err = acquire_wanted(ac, unit_member(unit, i));
+	}
 	return err;
 }
 

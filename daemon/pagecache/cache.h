@@ -61,13 +61,14 @@ struct cache_host {
 
 	/*
 	 * Hand chunks of a mapping's file (idx[0..n)) to its client, to be mapped
-	 * by descriptors fd[i], which the callee closes, also on error. *@seq: the message that the client must have
+	 * by descriptors fd[i], which the callee closes, also on error. Each is of chunks[i] chunks from idx[i] on: 1, or, if the mapping's client
+	 * takes them (cache_user.extents), GAIA_EXTENT_CHUNKS, with an index that is a multiple of that; @chunks NULL: 1. *@seq: the message that the client must have
 	 * handled before it uses them; rises, from 1 on. A chunk that the client maps is not handed to it again. @n is at most
 	 * GAIA_MSG_CHUNKS; all or none. *@answer: the client's answer, for granted(); NULL: it does not answer. -ENOTCONN: the client is
 	 * gone. [W]
 	 */
 	int (*grant)(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
-		     unsigned n, uint64_t *seq, struct handover **answer);
+		     const unsigned *chunks, unsigned n, uint64_t *seq, struct handover **answer);
 
 	/*
 	 * Wait for the client's answer to a grant(), and free @answer. 0: it maps the chunks; or it has not answered for long. -ENOTCONN: it
@@ -366,6 +367,7 @@ struct cache_user {
 	bool owner;
 	bool alone; /* mappings that only read share with no other, not even of this uid */
 	struct uses *uses; /* of a mapping's client, until cache_unmap() has returned; or NULL */
+	bool extents; /* of a mapping: its client takes extents */
 };
 
 /*

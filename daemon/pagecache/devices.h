@@ -38,7 +38,7 @@ struct cache_device {
 	struct victims *victims; /* the cache's, if it has parked pages here; see victim.h */
 	atomic_uint each_percent; /* how much of it each user may have pinned */
 	atomic_uint files_percent, files_user_percent; /* how much of it files may have that are pinned: in all, by one user who is no owner */
-	struct log_rate pace;
+	struct log_rate pace, pace_extents;
 	pthread_mutex_t reserve;
 	pthread_mutex_t lock;
 	/* lock. */

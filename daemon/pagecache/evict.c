@@ -35,7 +35,7 @@ static bool take_back(struct grant *g)
 		return false;
 	g->delivered = 0;
 	g->offered = false;
-	if (!fault_point("break.reuse_mapped"))
+	if (g->replica->extent || !fault_point("break.reuse_mapped"))
 		return true;
 	g->mapping->kept = 1 + g->index;
 	return false;
@@ -52,7 +52,7 @@ void asked_add(struct asked *asked, struct cache_revoke ask, struct grant *g)
 	asked->grant[asked->n++] = g;
 }
 
-void asked_note(struct asked *asked, struct replica *rep, bool stays)
+static void note_replica(struct asked *asked, struct replica *rep, bool stays)
 {
 	struct chunk *ch = rep->chunk;
 	struct grant *g;
@@ -77,6 +77,12 @@ void asked_note(struct asked *asked, struct replica *rep, bool stays)
 		asked_add(asked, (struct cache_revoke){ g->mapping->client, g->mapping->id, ch->index, 0 }, g);
 	}
 	pthread_mutex_unlock(&ch->lock);
+}
+
+void asked_note(struct asked *asked, struct replica *unit, bool stays)
+{
+	for (unsigned k = 0; k < unit_chunks(unit); k++)
+		note_replica(asked, unit_member(unit, k), stays);
 }
 
 /* Ask all of them at once. */
@@ -124,7 +130,7 @@ static void asked_end(struct asked *asked, enum becomes what)
 }
 
 /*
- * Take the memory of claimed replicas back from the clients that map it, though they hold none of it: from all at
+ * Take the memory of claimed units back from the clients that map it, though they hold none of it: from all at
  * once. What is being evicted is handed to nobody.
  */
 static void replicas_revoke(struct replica **list, unsigned n)
@@ -196,7 +202,7 @@ static struct fetch_window evict_lock(struct replica **list, unsigned n)
 	struct cfile *f = list[0]->chunk->file;
 	bool dead;
 
-	while (w.n < n && list[w.n]->chunk->file == f && fetch_window_add(&w, list[w.n]->chunk, 0, GAIA_CHUNK_PAGES))
+	while (w.n < n && list[w.n]->chunk->file == f && (w.n == 0 || list[w.n]->extent == list[0]->extent) && fetch_window_add(&w, list[w.n]->chunk, 0, GAIA_CHUNK_PAGES))
 		;
 	dead = is_dead(f);
 	for (unsigned k = 0; k < w.n; k++)
@@ -256,6 +262,57 @@ static unsigned replicas_evict(struct replica **list, unsigned n, struct fetch_t
 	return w.n;
 }
 
+/* Bring home what was released in these replicas, as many as go together: how many. Nothing is locked afterwards. */
+static unsigned fetch_home(struct replica **list, unsigned n, struct fetch_trouble *t, int *err)
+{
+	struct fetch_window w = evict_lock(list, n);
+
+	*err = w.n > 1 ? fetch_together(w.part, w.n, t) : fetch_alone(w.part, t);
+	fetch_window_unlock(&w);
+	n = w.n;
+	free(w.part);
+	return n;
+}
+
+/* All of an extent, or, on error, nothing. Clients have given its memory up, so nothing more is released there. */
+static int evict_extent(struct replica *unit, struct fetch_trouble *t)
+{
+	struct chunk *first = chunk_ref(unit->chunk);
+	struct cfile *f = first->file;
+	int err = 0;
+
+	pthread_rwlock_rdlock(&f->range);
+	(void)fault_point("evict.before_fetch");
+	for (unsigned k = 0, n; k < unit_chunks(unit) && !err; k += n) {
+		if (k > 0 && atomic_load(&f->range_waiters) > 0) {
+			pthread_rwlock_unlock(&f->range);
+			pthread_rwlock_rdlock(&f->range);
+		}
+		n = fetch_home(unit->extent->member + k, unit_chunks(unit) - k, t, &err);
+		/* Each by itself, with nothing of the others locked. */
+		for (unsigned i = 0, failed = n > 1 && err; i < n && failed; i++) {
+			(void)fetch_home(unit->extent->member + k + i, 1, t, &err);
+			failed = !err;
+		}
+	}
+	if (err) {
+		PROBE4(evict, f->key, first->index, unit->dev->number, err);
+		replica_unclaim(unit, true, false);
+	}
+	for (unsigned k = unit_chunks(unit); k-- > 0 && !err;) {
+		struct replica *rep = unit_member(unit, k);
+		struct chunk *ch = rep->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&ch->lock);
+		(void)evict_end(rep, 0);
+	}
+	pthread_rwlock_unlock(&f->range);
+	chunk_put(first);
+	return err;
+}
+
 /* So that chunks of one file follow each other. */
 static int by_file_and_index(const void *a, const void *b)
 {
@@ -272,8 +329,8 @@ static void say_what_leaves(const struct replica_list *list)
 	struct replica *rep = list->n > 0 ? list->at[0] : NULL;
 
 	if (rep)
-		log_decision("device %s: %u chunks leave, the first of them chunk %llu of %s", rep->dev->dev->name, list->n,
-			     (unsigned long long)rep->chunk->index, cfile_name(rep->chunk->file, (char[CFILE_NAME_MAX]){ "" }));
+		log_decision("device %s: %llu chunks leave, the first of them chunk %llu of %s", rep->dev->dev->name,
+			     (unsigned long long)units_chunks(list), (unsigned long long)rep->chunk->index, cfile_name(rep->chunk->file, (char[CFILE_NAME_MAX]){ "" }));
 }
 
 int replicas_evict_revoked(struct replica_list *list)
@@ -285,7 +342,10 @@ int replicas_evict_revoked(struct replica_list *list)
 		qsort(list->at, list->n, sizeof(struct replica *), by_file_and_index);
 	say_what_leaves(list);
 	for (unsigned done = 0; done < list->n;) {
-		done += replicas_evict(list->at + done, list->n - done, &trouble, &err);
+		if (list->at[done]->extent)
+			err = evict_extent(list->at[done++], &trouble);
+		else
+			done += replicas_evict(list->at + done, list->n - done, &trouble, &err);
 		result = result ? result : err;
 	}
 	free(list->at);
@@ -299,6 +359,30 @@ int replicas_evict_all(struct replica_list *list)
 	return replicas_evict_revoked(list);
 }
 
+/* Whether it leaves. chunk->lock is held, and dev->reserve: if not, it stays while that is held. */
+static bool is_leaving(const struct replica *rep)
+{
+	bool leaves;
+
+	pthread_mutex_lock(&rep->dev->lock);
+	leaves = replica_leaves(rep);
+	pthread_mutex_unlock(&rep->dev->lock);
+	return leaves;
+}
+
+/* The chunk's replica, unless it is leaving. dev->reserve is held, which keeps it. */
+static struct replica *find_staying(struct chunk *ch, const struct cache_device *dev, const struct readers *only)
+{
+	struct replica *rep;
+
+	pthread_mutex_lock(&ch->lock);
+	rep = replica_find(ch, dev, only);
+	if (rep && is_leaving(rep))
+		rep = NULL;
+	pthread_mutex_unlock(&ch->lock);
+	return rep;
+}
+
 void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n)
 {
 	for (unsigned d = 0; d < c->n_devices; d++) {
@@ -309,24 +393,26 @@ void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n)
 		if (pthread_mutex_trylock(&dev->reserve))
 			continue;
 		for (unsigned k = 0; k < n; k++) {
-			pthread_mutex_lock(&list[k]->lock);
-			rep = replica_find(list[k], dev, NULL);
-			if (rep && !rep->file_pinned && replica_claim(rep))
+			rep = find_staying(list[k], dev, NULL);
+			if (rep && !replica_unit(rep)->file_pinned && replica_claim(rep, NULL, NULL))
+				replica_list_add(&claimed, replica_unit(rep));
+			rep = find_staying(list[k], dev, view_readers(c));
+			if (rep && replica_claim(rep, NULL, NULL))
 				replica_list_add(&claimed, rep);
-			rep = replica_find(list[k], dev, view_readers(c));
-			if (rep && replica_claim(rep))
-				replica_list_add(&claimed, rep);
-			pthread_mutex_unlock(&list[k]->lock);
 		}
 		pthread_mutex_unlock(&dev->reserve);
 		(void)replicas_evict_all(&claimed); /* on error it is tried again */
 	}
 }
 
-/* Whether another client maps it, or is being handed it. chunk->lock is held. */
-static bool others_map(const struct replica *rep, const struct mapping *m)
+/* Whether another client than the mapping's (NULL: does not matter) maps it, or is being handed it. chunk->lock is held. */
+static bool others_map(const struct replica *rep, const void *mapping)
 {
+	const struct mapping *m = mapping;
 	const struct grant *g;
+
+	if (!m)
+		return false;
 
 	LIST_FOREACH(g, &rep->grants, of_replica)
 		if (g->mapping != m && (g->delivered || g->offered || g->in_delivery))
@@ -334,14 +420,14 @@ static bool others_map(const struct replica *rep, const struct mapping *m)
 	return false;
 }
 
-/* Add those that are idle, since nobody has looked at them, and held. dev->reserve is held. */
+/* Add units that are idle, since nobody has looked at them, and held. dev->reserve is held. */
 static void add_held_idle(struct cache_device *dev, struct replica_list *list)
 {
 	struct replica **ready;
 	uint64_t n = device_idle_ready(dev, UINT64_MAX, &ready);
 
 	for (uint64_t k = 0; k < n; k++)
-		if (replica_is_held_ready(ready[k]))
+		if (unit_is_held_ready(ready[k]))
 			replica_list_add(list, ready[k]);
 	free(ready);
 }
@@ -361,15 +447,15 @@ unsigned device_busy_chunks(struct cache_device *dev, bool snapped, struct chunk
 	pthread_mutex_unlock(&dev->lock);
 	if (!snapped)
 		add_held_idle(dev, &list);
-	*out = xcalloc(list.n + 1, sizeof(struct chunk *));
-	for (unsigned k = 0; k < list.n; k++) {
-		struct chunk *ch = list.at[k]->chunk;
-
-		pthread_mutex_lock(&ch->lock);
-		if (!snapped || list.at[k]->shadow)
-			(*out)[n++] = chunk_ref(ch);
-		pthread_mutex_unlock(&ch->lock);
-	}
+	*out = xcalloc(units_chunks(&list) + 1, sizeof(struct chunk *));
+	for (unsigned k = 0; k < list.n; k++)
+		for (unsigned i = 0; i < unit_chunks(list.at[k]); i++) {
+			rep = unit_member(list.at[k], i);
+			pthread_mutex_lock(&rep->chunk->lock);
+			if (!snapped || rep->shadow)
+				(*out)[n++] = chunk_ref(rep->chunk);
+			pthread_mutex_unlock(&rep->chunk->lock);
+		}
 	pthread_mutex_unlock(&dev->reserve);
 	free(list.at);
 	return n;
@@ -388,31 +474,71 @@ void device_drop_dead(struct cache_device *dev, bool wait)
 	free(list);
 }
 
+/* What clients hold that are gone is in nobody's way, of the chunk and of all that leaves with it. */
+static void drop_dead(struct chunk *ch, struct cache_device *dev)
+{
+	struct living known = { .n = 0 };
+	uint64_t first = ch->index / GAIA_EXTENT_CHUNKS * GAIA_EXTENT_CHUNKS;
+	bool joined = false;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		joined |= ch->replica[k]->dev == dev && ch->replica[k]->extent;
+	pthread_mutex_unlock(&ch->lock);
+	chunk_drop_dead(ch, dev, &known, true);
+	for (uint64_t i = first; i < first + GAIA_EXTENT_CHUNKS && joined; i++) {
+		struct chunk *other = i == ch->index ? NULL : chunk_get(ch->file, i, false);
+
+		if (!other)
+			continue;
+		chunk_drop_dead(other, dev, &known, true);
+		chunk_put(other);
+	}
+}
+
+/* Whether all of the unit's chunks are among these. */
+static bool lists_unit(struct chunk *const *chunks, unsigned n, const struct replica *rep)
+{
+	unsigned found = 0;
+
+	for (unsigned k = 0; k < n; k++)
+		found += chunks[k]->index / GAIA_EXTENT_CHUNKS == rep->chunk->index / GAIA_EXTENT_CHUNKS;
+	return found == unit_chunks(rep);
+}
+
 /* Claim the chunk's replicas that may go: -EBUSY if that is not all of them; *@leave: some are being evicted by others. @views: only these. */
-static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct mapping *m, bool views,
+static int drop_claim(struct chunk *ch, struct chunk *const *chunks, unsigned n, struct cache_device *dev, const struct mapping *m, bool views,
 		      struct replica_list *claimed, bool *leave)
 {
+	struct replica_list list = { .n = 0 };
 	int err = 0;
 
 	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
 		struct replica *rep = ch->replica[k];
-		bool going;
 
 		if (rep->dev != dev || (m && rep->only != m->readers) || (views && !replica_is_view(rep)))
 			continue;
-		pthread_mutex_lock(&dev->lock);
-		going = replica_leaves(rep);
-		pthread_mutex_unlock(&dev->lock);
-		*leave |= going;
-		/* When it is claimed it is not handed to anybody any more. */
-		if (!going && !rep->file_pinned && !(m && others_map(rep, m)) && replica_claim(rep))
-			replica_list_add(claimed, rep);
-		else if (!going)
-			err = -EBUSY;
+		if (is_leaving(rep))
+			*leave = true;
+		else
+			replica_list_add(&list, rep);
 	}
 	pthread_mutex_unlock(&ch->lock);
+	for (unsigned k = 0; k < list.n; k++) {
+		struct replica *rep = list.at[k];
+
+		/* Of an extent all must be meant by whoever only advises. */
+		if (m && rep->extent && !lists_unit(chunks, n, rep))
+			continue;
+		/* When it is claimed it is not handed to anybody any more. */
+		if (!replica_unit(rep)->file_pinned && replica_claim(rep, others_map, m))
+			replica_list_add(claimed, replica_unit(rep));
+		else
+			err = -EBUSY;
+	}
+	free(list.at);
 	pthread_mutex_unlock(&dev->reserve);
 	return err;
 }
@@ -420,6 +546,7 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m, bool views)
 {
 	struct chunk **left = xmalloc((n + 1) * sizeof(struct chunk *));
+	unsigned n_list = n;
 	int err, result = 0;
 
 	memcpy(left, list, n * sizeof(struct chunk *));
@@ -429,11 +556,11 @@ int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *de
 		unsigned n_leaving = 0;
 
 		for (unsigned k = 0; k < n; k++)
-			chunk_drop_dead(left[k], dev, &(struct living){ .n = 0 }, true);
+			drop_dead(left[k], dev);
 		for (unsigned k = 0; k < n; k++) {
 			bool leave = false;
 
-			err = drop_claim(left[k], dev, m, views, &claimed, &leave);
+			err = drop_claim(left[k], list, n_list, dev, m, views, &claimed, &leave);
 			result = result ? result : err;
 			if (leave && !err)
 				left[n_leaving++] = left[k];
@@ -544,7 +671,7 @@ static void old_memory_end(struct chunk *ch, struct old_memory *old)
 	unlock_all(ch);
 	device_memory_end(dev, old->mem);
 	pthread_mutex_lock(&dev->lock);
-	stays = strand(dev, old->keepers);
+	stays = strand(dev, old->keepers, 1);
 	dev->used -= GAIA_CHUNK - stays;
 	dev->pinned -= GAIA_CHUNK - stays;
 	dev->leaving -= GAIA_CHUNK;
@@ -595,19 +722,25 @@ void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct rea
 	bool stays;
 
 	/* Other mappings of a process that has ended are in nobody's way. */
-	chunk_drop_dead(ch, dev, &(struct living){ .n = 0 }, true);
+	drop_dead(ch, dev);
 	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&ch->lock);
 	rep = replica_find(ch, dev, only);
-	if (rep && replica_is_spoiled(rep) && replica_claim(rep))
-		replica_list_add(&claimed, rep);
+	stays = rep;
+	if (rep && (!replica_is_spoiled(rep) || is_leaving(rep)))
+		rep = NULL;
 	pthread_mutex_unlock(&ch->lock);
+	if (rep && replica_claim(rep, NULL, NULL))
+		replica_list_add(&claimed, replica_unit(rep));
 	pthread_mutex_unlock(&dev->reserve);
-	stays = rep && claimed.n == 0;
-	if (claimed.n > 0 && copy && !only && !replica_renew(rep)) {
+	stays &= claimed.n == 0;
+	if (claimed.n > 0 && copy && !only && !rep->extent && !replica_renew(rep)) {
 		free(claimed.at);
 		return;
 	}
+	/* Who has the memory may store there while clients are asked for it. */
+	for (unsigned k = 0; claimed.n > 0 && rep->extent && !only && k < GAIA_EXTENT_CHUNKS; k++)
+		(void)chunk_fetch(rep->extent->member[k]->chunk, pages_secure);
 	stays |= replicas_evict_all(&claimed) != 0;
 	if (stays && !only)
 		(void)chunk_fetch(ch, pages_secure);

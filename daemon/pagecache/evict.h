@@ -42,7 +42,7 @@ struct late {
 STAILQ_HEAD(late_list, late);
 
 /*
- * Evict the chunks' replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replicas
+ * Evict the chunks' replicas on the device on request, each with all of its extent: -EBUSY if one is pinned. With a mapping @m only the replicas
  * that it uses, each of which stays (-EBUSY) if another mapping maps it. @views: only views (view.h). The others go in any case; the first
  * error. [W]
  */
@@ -57,17 +57,17 @@ void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
 /* What @ask asks for is @g's, which stays until it is settled. */
 void asked_add(struct asked *asked, struct cache_revoke ask, struct grant *g);
 /*
- * Note the grants that map @rep, which is claimed. They stay until their clients have been asked (grant.lookers). @stays: so does the
+ * Note the grants that map any of @unit, which is claimed. They stay until their clients have been asked (grant.lookers). @stays: so does the
  * replica, and a client is handed nothing of it before it has answered.
  */
-void asked_note(struct asked *asked, struct replica *rep, bool stays);
+void asked_note(struct asked *asked, struct replica *unit, bool stays);
 /* If the client of ask @k is not asked any more, say what becomes of the replica for it. */
 void asked_settle(struct asked *asked, unsigned k, enum becomes what);
 void asked_free(struct asked *asked); /* all are settled, or another's now */
 /* [W] The rest of replicas_evict_all(), when clients have given their memory up. */
 int replicas_evict_revoked(struct replica_list *list);
 /*
- * [W] Evict claimed replicas: take their memory back from clients, bring home what was released, and free them. No lock is held.
+ * [W] Evict claimed units: take their memory back from clients, bring home what was released, and free them. No lock is held.
  * Those for which that fails are idle again, as before. Returns the first error.
  */
 int replicas_evict_all(struct replica_list *list);
@@ -85,7 +85,7 @@ int chunk_fetch(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, unsigne
 void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct readers *only, bool copy);
 
 #define ANSWER_NS 20000000ull /* clients that take longer are not waited for, as long as the memory of others can be had */
-/* Whether a client that maps it, of the first ones, is a user's whose clients have not answered in time. dev->reserve is held, which keeps it. */
+/* Whether a client that maps the unit, of the first ones, is a user's whose clients have not answered in time. dev->reserve is held, which keeps it. */
 bool replica_is_owed(struct replica *rep);
 /* Split what is asked for by the clients' users. Consumes @asked; the parts are to be left to workers, or freed. */
 void late_split(struct asked *asked, struct late_list *list);

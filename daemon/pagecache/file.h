@@ -85,6 +85,7 @@ struct cfile {
 	atomic_uint_least64_t stream[READ_STREAMS];
 	atomic_uint oldest_stream;
 	atomic_uint mappings;
+	atomic_uint n_without_extents; /* mappings whose clients do not know extents, on devices that give some */
 	atomic_uint n_pinned; /* devices that it is pinned to, see file_pins.c */
 	struct readers *readers; /* hash; lock */
 	struct dedup_file dedup;

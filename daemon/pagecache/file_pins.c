@@ -22,6 +22,7 @@
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
+#include "pagecache/evict.h"
 #include "pagecache/file.h"
 #include "pagecache/home.h"
 #include "pagecache/mapping.h"
@@ -81,30 +82,45 @@ static struct file_pin *pin_find(const struct pinned_file *pf, uid_t uid)
 	return pin;
 }
 
+/* How many of the unit's chunks are among the file's first @chunks. */
+static unsigned chunks_of(const struct replica *unit, uint64_t chunks)
+{
+	uint64_t first = unit->chunk->index;
+
+	return first < chunks ? (unsigned)MIN(chunks - first, (uint64_t)unit_chunks(unit)) : 0;
+}
+
+static void set_pinned(struct replica *unit, unsigned chunks)
+{
+	unit->dev->file_chunks_there += chunks;
+	unit->dev->file_chunks_there -= unit->file_pinned;
+	unit->file_pinned = chunks;
+}
+
 void replica_file_pinned(struct replica *rep)
 {
 	const struct pinned_file *pf = rep->only ? NULL : pinned_find(rep->dev, rep->chunk->file);
+	struct replica *unit = replica_unit(rep);
+	unsigned chunks = pf ? chunks_of(unit, pf->chunks) : 0;
 
-	if (!pf || rep->chunk->index >= pf->chunks)
+	if (chunks == 0)
 		return;
 	for (const struct file_pin *pin = pf->pins; pin; pin = pin->next)
-		if (!pin->owner && rep->chunk->index < pin->chunks)
-			user_file_pinned(rep->dev, &rep->pinners, pin->uid);
-	if (rep->file_pinned)
-		return;
-	rep->file_pinned = true;
-	rep->dev->file_chunks_there++;
+		if (!pin->owner && chunks_of(unit, pin->chunks) > 0)
+			user_file_pinned(unit, pin->uid);
+	set_pinned(unit, chunks);
 	/* It is not the first to go any more. */
-	readahead_ended(rep, true);
+	readahead_ended(unit, true);
 }
 
 void replica_file_unpinned(struct replica *rep)
 {
-	if (!rep->file_pinned)
+	struct replica *unit = replica_unit(rep);
+
+	if (!unit->file_pinned)
 		return;
-	users_file_unpinned(rep->dev, &rep->pinners);
-	rep->dev->file_chunks_there--;
-	rep->file_pinned = false;
+	users_file_unpinned(unit);
+	set_pinned(unit, 0);
 }
 
 uint64_t file_chunks_missing(const struct mapping *m, const struct readers *only, const uint64_t *index, struct replica *const *reps,
@@ -116,6 +132,18 @@ uint64_t file_chunks_missing(const struct mapping *m, const struct readers *only
 	for (uint64_t k = 0; k < n && pf; k++)
 		missing += !reps[k] && index[k] < pf->chunks;
 	return missing;
+}
+
+bool file_pins_end_within(const struct mapping *m, const struct readers *only, uint64_t first, uint64_t end)
+{
+	const struct pinned_file *pf;
+	bool within;
+
+	pthread_mutex_lock(&m->dev->lock);
+	pf = only ? NULL : pinned_find(m->dev, m->file);
+	within = pf && first < pf->chunks && pf->chunks < end;
+	pthread_mutex_unlock(&m->dev->lock);
+	return within;
 }
 
 /* ---- pinning ---- */
@@ -186,6 +214,36 @@ static int may_pin_now(struct cache_device *dev, const struct cfile *f, const st
 	return err;
 }
 
+/* Whether the last of these replicas is in an extent that reaches beyond them. */
+static bool reaches_beyond(const struct bringing *b)
+{
+	const struct replica *last = b->n > 0 ? b->reps[b->n - 1] : NULL;
+
+	return last && last->extent && last != last->extent->member[GAIA_EXTENT_CHUNKS - 1];
+}
+
+#define TRIES 4u /* others may acquire it meanwhile */
+
+/* Pin the replicas of the file's chunks. What is pinned is no more than these: so an extent at the end goes, and its chunks come back. */
+static int begin_to_pin(struct bringing *b, struct cfile *f, struct cache_device *dev, struct cache_user user, uint64_t in_file)
+{
+	struct chunk *last;
+	int err;
+
+	for (unsigned k = 0; k < TRIES; k++) {
+		err = bringing_begin(b, f, dev, user, 0, in_file, false);
+		if (err || !reaches_beyond(b))
+			return err;
+		last = chunk_ref(b->reps[b->n - 1]->chunk);
+		bringing_end(b);
+		err = replicas_drop(&last, 1, dev, NULL, false);
+		chunk_put(last);
+		if (err)
+			return err;
+	}
+	return -EBUSY;
+}
+
 int cache_pin(struct cfile *f, unsigned device, struct cache_user user, bool *fresh)
 {
 	struct cache_device *dev;
@@ -204,7 +262,7 @@ int cache_pin(struct cfile *f, unsigned device, struct cache_user user, bool *fr
 	/* Before anybody's memory is taken for it. */
 	err = may_pin_now(dev, f, &user, n);
 	if (!err)
-		err = bringing_begin(&b, f, dev, user, 0, in_file, false);
+		err = begin_to_pin(&b, f, dev, user, in_file);
 	if (err)
 		return err;
 	(void)fault_point("pin.before_note");
@@ -244,25 +302,28 @@ static struct file_pin *pins_take(struct cache_device *dev, struct pinned_file *
 	return ended;
 }
 
-/* What these pins were for the chunk's replica. @stays: others pin it still. dev->reserve is held. */
-static void chunk_unpin(struct cache_device *dev, struct chunk *ch, const struct file_pin *ended, bool stays)
+/* What these pins were for the chunk's unit. Others pin the file's first @left chunks still. dev->reserve is held. */
+static void chunk_unpin(struct cache_device *dev, struct chunk *ch, const struct file_pin *ended, uint64_t left)
 {
-	struct replica *rep;
+	struct replica *unit;
 	bool idle;
 
 	pthread_mutex_lock(&ch->lock);
-	rep = replica_find(ch, dev, NULL);
+	unit = replica_find(ch, dev, NULL);
+	unit = unit ? replica_unit(unit) : NULL;
 	pthread_mutex_lock(&dev->lock);
-	if (rep && rep->file_pinned && !stays) {
-		idle = rep->pins == 0;
+	if (unit && unit->file_pinned && chunks_of(unit, left) > 0) {
+		set_pinned(unit, chunks_of(unit, left));
+	} else if (unit && unit->file_pinned) {
+		idle = unit->pins == 0;
 		if (idle)
-			replica_idle_remove(rep);
-		replica_file_unpinned(rep);
+			replica_idle_remove(unit);
+		replica_file_unpinned(unit);
 		if (idle)
-			replica_idle_add(rep);
+			replica_idle_add(unit);
 	}
-	for (; rep && ended; ended = ended->next)
-		user_file_unpinned(dev, &rep->pinners, ended->uid);
+	for (; unit && ended; ended = ended->next)
+		user_file_unpinned(unit, ended->uid);
 	pthread_mutex_unlock(&dev->lock);
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -274,7 +335,7 @@ static void chunks_unpin(struct cache_device *dev, struct cfile *f, struct file_
 	unsigned n = chunk_list_get(f, 0, before - 1, &list);
 
 	for (unsigned k = 0; k < n; k++) {
-		chunk_unpin(dev, list[k], ended, list[k]->index < left);
+		chunk_unpin(dev, list[k], ended, left);
 		chunk_put(list[k]);
 	}
 	free(list);
@@ -485,7 +546,8 @@ void file_pins_check(struct cache_device *dev)
 
 	TAILQ_FOREACH(rep, &dev->idle_pinned, link) {
 		bug_on(!rep->file_pinned || rep->pins > 0 || rep->ahead || rep->only);
-		idle++;
+		idle += unit_chunks(rep);
+		there += rep->file_pinned;
 	}
 	TAILQ_FOREACH(rep, &dev->busy, link)
 		there += rep->file_pinned;
@@ -493,6 +555,6 @@ void file_pins_check(struct cache_device *dev)
 		bug_on(!pf->pins || pf->chunks == 0);
 		chunks += pf->chunks;
 	}
-	bug_on(idle != dev->n_idle_pinned || idle + there != dev->file_chunks_there || chunks != dev->file_chunks);
+	bug_on(idle != dev->n_idle_pinned || there != dev->file_chunks_there || chunks != dev->file_chunks);
 	bug_on(dev->file_chunks_there > dev->file_chunks);
 }

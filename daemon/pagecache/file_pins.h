@@ -24,6 +24,8 @@ struct replica;
 /* dev->lock is held, and the replica in no idle list. It does not leave: count it, if its chunk is pinned. It leaves. */
 void replica_file_pinned(struct replica *rep);
 void replica_file_unpinned(struct replica *rep);
+/* Whether the part of the mapping's file that is pinned to its device ends within chunks [@first, @end). @only: as below. */
+bool file_pins_end_within(const struct mapping *m, const struct readers *only, uint64_t first, uint64_t end);
 /*
  * How many of the chunks index[0..n) of the mapping's file that have no replica (@reps: NULL) are pinned to the device. @only: of
  * readers' replicas none is. dev->lock is held.

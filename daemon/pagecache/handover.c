@@ -27,8 +27,8 @@
 #include "pagecache/scrub.h"
 #include "pagecache/state.h"
 
-/* Whether the caller has to hand it over. */
-static bool delivery_begin(struct grant *g)
+/* Whether the caller has to hand it over. Of an extent the first one's grant decides, and the caller hands over all. */
+static bool delivery_begin(struct grant *g, bool first)
 {
 	struct chunk *ch = g->replica->chunk;
 	bool mine;
@@ -37,6 +37,7 @@ static bool delivery_begin(struct grant *g)
 	if (g->mapping->kept == 1 + g->index)
 		g->delivered = 1;
 	mine = !g->delivered && !g->in_delivery;
+	bug_on(!mine && !first);
 	if (mine)
 		g->in_delivery = true;
 	pthread_mutex_unlock(&ch->lock);
@@ -182,42 +183,69 @@ static int show(struct cfile *f, struct grant **g, unsigned *n)
 	return err;
 }
 
-/* Chunks that are handed to the client by one message. */
+/* Chunks, and extents, that are handed to the client by one message. */
 struct delivery {
-	struct grant *g[GAIA_MSG_CHUNKS];
-	unsigned n;
+	struct grant **g;   /* in order, all of an extent's */
+	uint64_t n;	    /* of these; */
+	unsigned entries;   /* chunks and extents */
 	uint64_t seq;
 	struct handover *answer; /* what the client says; NULL: nothing */
 	bool sent;
 };
 
-static int deliver(struct mapping *m, struct delivery *d)
-{
-	const struct cache_host *host = &m->file->cache->host;
-	struct device *dev = m->dev->dev;
+/* The descriptors that the message brings, and of what. */
+struct brought_memory {
 	uint64_t idx[GAIA_MSG_CHUNKS];
-	int fd[GAIA_MSG_CHUNKS], err = 0;
-	unsigned shown, k;
+	unsigned chunks[GAIA_MSG_CHUNKS];
+	int fd[GAIA_MSG_CHUNKS];
+};
 
-	for (k = 0; k < d->n && !err; k += shown) {
-		shown = MIN(d->n - k, SHOWN_AT_ONCE);
-		err = show(m->file, d->g + k, &shown);
-	}
-	for (k = 0; k < d->n && !err; k++) {
-		idx[k] = d->g[k]->index;
-		fd[k] = dev->ops->export_fd(dev, d->g[k]->replica->mem, m->export_write);
-		if (fd[k] < 0) {
-			err = fd[k];
+/* How many chunks are handed over with this one by one descriptor, if it is the first of them. */
+static unsigned chunks_together(const struct grant *g)
+{
+	return g->replica->mem->joined ? GAIA_EXTENT_CHUNKS : 1;
+}
+
+static int export_all(const struct mapping *m, const struct delivery *d, struct brought_memory *b)
+{
+	struct device *dev = m->dev->dev;
+	uint64_t at = 0;
+
+	for (unsigned k = 0; k < d->entries; k++) {
+		b->idx[k] = d->g[at]->index;
+		b->chunks[k] = chunks_together(d->g[at]);
+		b->fd[k] = dev->ops->export_fd(dev, d->g[at]->replica->mem, m->export_write);
+		if (b->fd[k] < 0) {
+			int err = b->fd[k];
+
 			log_error("device %s: exporting a chunk: %s", dev->name, strerror(-err));
 			while (k > 0)
-				close(fd[--k]);
+				close(b->fd[--k]);
+			return err;
 		}
+		at += b->chunks[k];
 	}
+	bug_on(at != d->n);
+	return 0;
+}
+
+static int deliver(struct mapping *m, struct delivery *d)
+{
+	struct brought_memory b;
+	unsigned shown;
+	int err = 0;
+
+	for (uint64_t k = 0; k < d->n && !err; k += shown) {
+		shown = (unsigned)MIN(d->n - k, (uint64_t)SHOWN_AT_ONCE);
+		err = show(m->file, d->g + k, &shown);
+	}
+	if (!err)
+		err = export_all(m, d, &b);
 	if (err)
 		return err;
 	(void)fault_point("acquire.before_grant");
 	d->sent = true;
-	return host->grant(m->client, m->id, m->prot, idx, fd, d->n, &d->seq, &d->answer);
+	return m->file->cache->host.grant(m->client, m->id, m->prot, b.idx, b.fd, b.chunks, d->entries, &d->seq, &d->answer);
 }
 
 /* The delivery ends: with @err, or with what the client answers. It may begin again then. */
@@ -225,10 +253,26 @@ static int deliver_end(const struct mapping *m, struct delivery *d, int err)
 {
 	if (!err && d->answer)
 		err = m->file->cache->host.granted(d->answer);
-	for (unsigned k = 0; k < d->n; k++)
+	/* The first of an extent at last: another thread may begin with it. */
+	for (uint64_t k = d->n; k-- > 0;)
 		delivery_end(d->g[k], err ? 0 : d->seq, d->sent);
-	*d = (struct delivery){ .n = 0 };
+	*d = (struct delivery){ .g = NULL };
 	return err;
+}
+
+/* Whether the grant's chunk is to be handed over by the caller: then, with all that go with it, it joins the delivery. */
+static void deliver_too(struct delivery *d, struct grant **list, uint64_t *n, struct grant **g, unsigned chunks)
+{
+	if (!delivery_begin(g[0], true))
+		return;
+	for (unsigned k = 1; k < chunks; k++)
+		(void)delivery_begin(g[k], false);
+	if (d->n == 0)
+		d->g = list + *n;
+	memcpy(list + *n, g, chunks * sizeof(*g));
+	*n += chunks;
+	d->n += chunks;
+	d->entries++;
 }
 
 /*
@@ -237,16 +281,18 @@ static int deliver_end(const struct mapping *m, struct delivery *d, int err)
  */
 static int deliver_mine(struct mapping *m, struct grant **grant, uint64_t n)
 {
-	struct delivery two[2] = { { .n = 0 } }, *d, *before;
-	unsigned at = 0;
+	struct grant **list = xcalloc(n, sizeof(struct grant *));
+	struct delivery two[2] = { { .g = NULL } }, *d, *before;
+	unsigned at = 0, chunks;
+	uint64_t n_list = 0;
 	int err = 0, ended;
 
-	for (uint64_t i = 0; i < n && !err; i++) {
+	for (uint64_t i = 0; i < n && !err; i += chunks) {
 		d = &two[at];
 		before = &two[!at];
-		if (delivery_begin(grant[i]))
-			d->g[d->n++] = grant[i];
-		if (d->n == 0 || (d->n < GAIA_MSG_CHUNKS && i + 1 < n))
+		chunks = chunks_together(grant[i]);
+		deliver_too(d, list, &n_list, grant + i, chunks);
+		if (d->n == 0 || (d->entries < GAIA_MSG_CHUNKS && i + chunks < n))
 			continue;
 		err = deliver(m, d);
 		ended = deliver_end(m, before, 0);
@@ -256,21 +302,58 @@ static int deliver_mine(struct mapping *m, struct grant **grant, uint64_t n)
 		at = !at;
 	}
 	ended = deliver_end(m, &two[!at], 0);
+	free(list);
 	return err ? err : ended;
+}
+
+/* Whether the next one belongs to the same extent, whose memory is one. */
+static bool is_same_extent(const struct grant *g, const struct grant *next)
+{
+	return g->replica->mem->joined && g->replica->extent == next->replica->extent;
+}
+
+static bool is_delivered(const struct grant *g)
+{
+	bool delivered;
+
+	pthread_mutex_lock(&g->replica->chunk->lock);
+	delivered = g->delivered;
+	pthread_mutex_unlock(&g->replica->chunk->lock);
+	return delivered;
+}
+
+/* All that have to be handed over for these: an extent goes as a whole, also what of it was not acquired. To be freed. */
+static struct grant **with_their_extents(struct mapping *m, struct grant **grant, uint64_t n, uint64_t *n_all)
+{
+	struct grant **all = xcalloc(n * GAIA_EXTENT_CHUNKS + 1, sizeof(struct grant *));
+
+	*n_all = 0;
+	for (uint64_t k = 0; k < n; k++) {
+		/* It is pinned, and so the client keeps it. */
+		unsigned chunks = is_delivered(grant[k]) ? 0 : chunks_together(grant[k]);
+
+		for (unsigned i = 0; i < chunks; i++)
+			all[(*n_all)++] = chunks == 1 ? grant[k] : grant_get(m, grant[k]->replica->extent->member[i]);
+		while (k + 1 < n && is_same_extent(grant[k], grant[k + 1]))
+			k++;
+	}
+	return all;
 }
 
 int grants_deliver(struct mapping *m, struct grant **grant, uint64_t n)
 {
+	struct grant **all = with_their_extents(m, grant, n, &n);
 	uint64_t seq = 0;
 	bool missing = n > 0;
 	int err = 0;
 
 	while (missing && !err) {
-		err = deliver_mine(m, grant, n);
+		err = deliver_mine(m, all, n);
 		/* Only now: a thread that hands over what we wait for may be waiting for what we hand over. */
 		missing = false;
 		for (uint64_t i = 0; i < n && !err; i++)
-			missing |= !delivery_wait(grant[i], &seq);
+			missing |= !delivery_wait(all[i], &seq);
 	}
+	free(all);
 	return err;
 }

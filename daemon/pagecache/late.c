@@ -37,6 +37,7 @@ static bool user_is_late(struct cache *c, uid_t uid)
 
 #define OWED_GRANTS 16u
 
+/* Who maps one chunk of an extent maps all. */
 bool replica_is_owed(struct replica *rep)
 {
 	struct cache *c = rep->chunk->file->cache;

@@ -171,6 +171,8 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	m->readers = m->export_write && !may_write ? readers_join(f, dev->index, user) : NULL;
 	if (dev->home && !m->export_write)
 		m->readers = view_readers(c);
+	if (dev->dev->gives_extents && !user.extents)
+		atomic_fetch_add(&f->n_without_extents, 1);
 	STAILQ_INIT(&m->pins);
 	pthread_mutex_init(&m->lock, NULL);
 	*out = m;
@@ -375,6 +377,8 @@ void cache_unmap(struct mapping *m, enum cache_left left)
 	if (m->readers)
 		readers_leave(m);
 	mapping_holds_nothing(m);
+	if (m->dev->dev->gives_extents && !m->user.extents)
+		atomic_fetch_sub(&f->n_without_extents, 1);
 	pthread_mutex_destroy(&m->lock);
 	free(m);
 	atomic_fetch_sub(&f->mappings, 1);

@@ -41,6 +41,7 @@ int bringing_begin(struct bringing *b, struct cfile *f, struct cache_device *dev
 	if (n > dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
 	*b = (struct bringing){ .m = { .file = f, .dev = dev, .user = user, .prot = GAIA_PROT_READ }, .n = n };
+	b->m.user.extents = true; /* nobody is handed anything */
 	STAILQ_INIT(&b->m.pins);
 	pthread_mutex_init(&b->m.lock, NULL);
 	b->index = xcalloc(n + 1, sizeof(*b->index));

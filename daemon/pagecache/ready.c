@@ -194,6 +194,17 @@ void replica_end_ready(struct replica *rep)
 		grant_end_ready(g);
 }
 
+void unit_end_ready(struct replica *unit)
+{
+	for (unsigned k = 0; k < unit_chunks(unit); k++) {
+		struct replica *rep = unit_member(unit, k);
+
+		pthread_mutex_lock(&rep->chunk->lock);
+		replica_end_ready(rep);
+		pthread_mutex_unlock(&rep->chunk->lock);
+	}
+}
+
 void chunk_end_ready(struct chunk *ch)
 {
 	for (unsigned k = 0; k < ch->n_replicas; k++)
@@ -451,7 +462,7 @@ static uint64_t device_idle_pinned_ready(struct cache_device *dev, struct replic
 	pthread_mutex_lock(&dev->lock);
 	*out = xcalloc(dev->n_idle_pinned + 1, sizeof(struct replica *));
 	TAILQ_FOREACH(rep, &dev->idle_pinned, link)
-		if (rep->n_ready > 0)
+		if (unit_ready(rep) > 0)
 			(*out)[n++] = rep;
 	pthread_mutex_unlock(&dev->lock);
 	return n;
@@ -475,13 +486,17 @@ bool replica_is_held_ready_locked(const struct replica *rep)
 	return held;
 }
 
-bool replica_is_held_ready(const struct replica *rep)
+bool unit_is_held_ready(const struct replica *unit)
 {
-	bool held;
+	bool held = false;
 
-	pthread_mutex_lock(&rep->chunk->lock);
-	held = replica_is_held_ready_locked(rep);
-	pthread_mutex_unlock(&rep->chunk->lock);
+	for (unsigned k = 0; k < unit_chunks(unit) && !held; k++) {
+		const struct replica *rep = unit_member(unit, k);
+
+		pthread_mutex_lock(&rep->chunk->lock);
+		held = replica_is_held_ready_locked(rep);
+		pthread_mutex_unlock(&rep->chunk->lock);
+	}
 	return held;
 }
 
@@ -491,11 +506,11 @@ uint64_t device_held_idle(struct cache_device *dev)
 	uint64_t n = device_idle_ready(dev, UINT64_MAX, &list), held = 0;
 
 	for (uint64_t k = 0; k < n; k++)
-		held += replica_is_held_ready(list[k]);
+		held += unit_is_held_ready(list[k]) ? unit_chunks(list[k]) : 0;
 	free(list);
 	n = device_idle_pinned_ready(dev, &list);
 	for (uint64_t k = 0; k < n; k++)
-		held += replica_is_held_ready(list[k]);
+		held += unit_is_held_ready(list[k]) ? unit_chunks(list[k]) : 0;
 	free(list);
 	return held;
 }
@@ -557,12 +572,12 @@ void device_check_ready(struct cache_device *dev)
 
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_FOREACH(rep, &dev->idle, link)
-		bug_on(rep->n_ready > 0 || rep->pins > 0 || rep->ahead);
+		bug_on(unit_ready(rep) > 0 || rep->pins > 0 || rep->ahead);
 	TAILQ_FOREACH(rep, &dev->unused, link)
-		bug_on(rep->n_ready > 0 || rep->pins > 0 || !rep->ahead);
+		bug_on(unit_ready(rep) > 0 || rep->pins > 0 || !rep->ahead);
 	TAILQ_FOREACH(rep, &dev->idle_ready, link) {
-		bug_on(rep->n_ready == 0 || rep->pins > 0);
-		n++;
+		bug_on(unit_ready(rep) == 0 || rep->pins > 0);
+		n += unit_chunks(rep);
 	}
 	bug_on(n != dev->n_idle_ready);
 	file_pins_check(dev);

@@ -32,11 +32,13 @@ static inline void chunk_unready(struct chunk *ch)
 /* The same for one replica only; and for one grant: what other mappings have ready stays so. chunk->lock is held. */
 void replica_end_ready(struct replica *rep);
 void grant_end_ready(struct grant *g);
-/* The idle replicas that are ready, the longest unused first, @most of them at most: how many. @out is to be freed. dev->reserve is held, which keeps them. */
+/* The same for all of a unit. No lock is held. */
+void unit_end_ready(struct replica *unit);
+/* The idle units that are ready, the longest unused first, @most of them at most: how many. @out is to be freed. dev->reserve is held, which keeps them. */
 uint64_t device_idle_ready(struct cache_device *dev, uint64_t most, struct replica ***out);
-/* Whether a mapping for which the replica is ready holds some of it. No lock is held. */
-bool replica_is_held_ready(const struct replica *rep);
-/* The same; chunk->lock is held. */
+/* Whether a mapping for which some of the unit is ready holds some of that. No lock is held. */
+bool unit_is_held_ready(const struct replica *unit);
+/* The same of one replica; chunk->lock is held. */
 bool replica_is_held_ready_locked(const struct replica *rep);
 /* The number of idle replicas of which something is held, because they are ready. dev->reserve is held. */
 uint64_t device_held_idle(struct cache_device *dev);

@@ -31,36 +31,36 @@
 
 /* ---- pins ---- */
 
-/* The next ones with dev->lock held. The replica is idle: it leaves its list, or comes to the end of the one where it belongs. */
+/* The next ones with dev->lock held. The unit is idle: it leaves its list, or comes to the end of the one where it belongs. */
 static struct replica_queue *idle_list(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 
 	if (rep->file_pinned)
 		return &dev->idle_pinned;
-	return rep->n_ready > 0 ? &dev->idle_ready : rep->ahead ? &dev->unused : &dev->idle;
+	return unit_ready(rep) > 0 ? &dev->idle_ready : rep->ahead ? &dev->unused : &dev->idle;
 }
 
 void replica_idle_remove(struct replica *rep)
 {
 	TAILQ_REMOVE(idle_list(rep), rep, link);
-	rep->dev->n_idle_pinned -= rep->file_pinned;
-	rep->dev->n_idle_ready -= rep->n_ready > 0 && !rep->file_pinned;
+	rep->dev->n_idle_pinned -= rep->file_pinned ? unit_chunks(rep) : 0;
+	rep->dev->n_idle_ready -= unit_ready(rep) > 0 && !rep->file_pinned ? unit_chunks(rep) : 0;
 }
 
 void replica_idle_add(struct replica *rep)
 {
 	rep->idled = ++rep->dev->n_idled;
 	TAILQ_INSERT_TAIL(idle_list(rep), rep, link);
-	rep->dev->n_idle_pinned += rep->file_pinned;
-	rep->dev->n_idle_ready += rep->n_ready > 0 && !rep->file_pinned;
+	rep->dev->n_idle_pinned += rep->file_pinned ? unit_chunks(rep) : 0;
+	rep->dev->n_idle_ready += unit_ready(rep) > 0 && !rep->file_pinned ? unit_chunks(rep) : 0;
 }
 
 static void make_busy(struct replica *rep)
 {
 	replica_idle_remove(rep);
 	TAILQ_INSERT_TAIL(&rep->dev->busy, rep, link);
-	rep->dev->pinned += GAIA_CHUNK;
+	rep->dev->pinned += unit_bytes(rep);
 }
 
 static void make_idle(struct replica *rep)
@@ -68,21 +68,25 @@ static void make_idle(struct replica *rep)
 	TAILQ_REMOVE(&rep->dev->busy, rep, link);
 	rep->passed = 0;
 	replica_idle_add(rep);
-	rep->dev->pinned -= GAIA_CHUNK;
+	rep->dev->pinned -= unit_bytes(rep);
 }
 
 bool replica_leaves(const struct replica *rep)
 {
-	return rep->evicting || rep->failed;
+	const struct replica *unit = replica_unit(rep);
+
+	return unit->evicting || unit->failed;
 }
 
 bool replica_pin_locked(struct replica *rep)
 {
-	if (replica_leaves(rep))
+	struct replica *unit = replica_unit(rep);
+
+	if (replica_leaves(unit))
 		return false;
-	if (rep->pins++ == 0) {
-		make_busy(rep);
-		readahead_ended(rep, true);
+	if (unit->pins++ == 0) {
+		make_busy(unit);
+		readahead_ended(unit, true);
 	}
 	return true;
 }
@@ -102,7 +106,7 @@ bool replica_pin_again(struct replica *rep)
 	bool pinned;
 
 	pthread_mutex_lock(&rep->dev->lock);
-	pinned = rep->pins > 0 && replica_pin_locked(rep);
+	pinned = replica_unit(rep)->pins > 0 && replica_pin_locked(rep);
 	pthread_mutex_unlock(&rep->dev->lock);
 	return pinned;
 }
@@ -117,21 +121,23 @@ static void promise_end(struct replica *rep);
 
 void replica_unpin(struct replica *rep)
 {
+	struct replica *unit = replica_unit(rep);
 	struct cache_device *dev = rep->dev;
 	bool last, failed;
 
 	pthread_mutex_lock(&dev->lock);
-	bug_on(rep->pins == 0 || rep->evicting);
-	last = --rep->pins == 0;
-	failed = rep->failed;
+	bug_on(unit->pins == 0 || unit->evicting);
+	last = --unit->pins == 0;
+	failed = unit->failed;
 	if (last && !failed) {
-		make_idle(rep);
-		if (rep->only)
-			device_has_left(dev); /* readers_drop_replicas() may wait for a thread that only looked at it */
+		make_idle(unit);
+		/* readers_drop_replicas(), or who cannot map extents, may wait for a thread that only looked at it. */
+		if (unit->only || unit->extent)
+			device_has_left(dev);
 	}
 	pthread_mutex_unlock(&dev->lock);
 	if (last && failed)
-		promise_end(rep);
+		promise_end(unit);
 }
 
 bool replica_has_memory(const struct replica *rep)
@@ -166,47 +172,77 @@ void replica_ready_more(struct replica *rep)
 {
 	rep->chunk->n_ready++;
 	pthread_mutex_lock(&rep->dev->lock);
-	bug_on(rep->pins == 0);
+	bug_on(replica_unit(rep)->pins == 0);
 	rep->n_ready++;
+	if (rep->extent)
+		rep->extent->n_ready++;
 	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+/* dev->lock is held. */
+static void one_less(struct replica *rep)
+{
+	rep->n_ready--;
+	if (rep->extent)
+		rep->extent->n_ready--;
 }
 
 void replica_ready_less(struct replica *rep)
 {
+	struct replica *unit = replica_unit(rep);
+
 	rep->chunk->n_ready--;
 	pthread_mutex_lock(&rep->dev->lock);
-	if (rep->pins == 0 && rep->n_ready == 1) {
-		replica_idle_remove(rep);
-		rep->n_ready = 0;
-		replica_idle_add(rep);
+	if (unit->pins == 0 && unit_ready(unit) == 1) {
+		replica_idle_remove(unit);
+		one_less(rep);
+		replica_idle_add(unit);
 	} else {
-		rep->n_ready--;
+		one_less(rep);
 	}
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 
 void replica_claim_idle(struct replica *rep)
 {
-	bug_on(rep->n_ready > 0);
+	bug_on(rep->extent && rep != replica_unit(rep));
+	bug_on(unit_ready(rep) > 0);
 	make_busy(rep);
 	rep->pins = 1;
 	rep->evicting = true;
 	replica_file_unpinned(rep);
-	rep->dev->leaving += GAIA_CHUNK;
+	rep->dev->leaving += unit_bytes(rep);
 }
 
-bool replica_claim(struct replica *rep)
+static bool claim_unit(struct replica *unit)
 {
 	bool idle;
 
-	chunk_unready(rep->chunk);
-
-	pthread_mutex_lock(&rep->dev->lock);
-	idle = rep->pins == 0 && !replica_leaves(rep);
+	pthread_mutex_lock(&unit->dev->lock);
+	idle = unit->pins == 0 && !replica_leaves(unit) && unit_ready(unit) == 0;
 	if (idle)
-		replica_claim_idle(rep);
-	pthread_mutex_unlock(&rep->dev->lock);
+		replica_claim_idle(unit);
+	pthread_mutex_unlock(&unit->dev->lock);
 	return idle;
+}
+
+bool replica_claim(struct replica *rep, bool (*unless)(const struct replica *rep, const void *arg), const void *arg)
+{
+	struct replica *unit = replica_unit(rep), *member;
+	bool claimed = false, stays = false;
+
+	for (unsigned k = 0; k < unit_chunks(unit) && !stays; k++) {
+		member = unit_member(unit, k);
+		pthread_mutex_lock(&member->chunk->lock);
+		stays = unless && unless(member, arg);
+		if (!stays)
+			chunk_unready(member->chunk);
+		/* With the lock of the last one: one by itself cannot become ready before it is claimed. */
+		if (!stays && k + 1 == unit_chunks(unit))
+			claimed = claim_unit(unit);
+		pthread_mutex_unlock(&member->chunk->lock);
+	}
+	return claimed;
 }
 
 void replica_unclaim(struct replica *rep, bool stuck, bool next)
@@ -226,26 +262,43 @@ void replica_unclaim(struct replica *rep, bool stuck, bool next)
 		rep->idled = 0;
 	}
 	if (rep->late)
-		dev->late -= GAIA_CHUNK;
+		dev->late -= unit_bytes(rep);
 	rep->late = false;
-	dev->leaving -= GAIA_CHUNK;
+	dev->leaving -= unit_bytes(rep);
 	device_has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
 }
 
 void replica_set_late(struct replica *rep)
 {
+	struct replica *unit = replica_unit(rep);
+
 	pthread_mutex_lock(&rep->dev->lock);
-	if (!rep->late)
-		rep->dev->late += GAIA_CHUNK;
-	rep->late = true;
+	if (!unit->late)
+		rep->dev->late += unit_bytes(unit);
+	unit->late = true;
 	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+/* One more, or less, looks at grants of the replica: whether there are none any more, at the grants of the unit, and that is late. */
+static bool lookers_add(struct replica *rep, int n)
+{
+	bool over;
+
+	rep->lookers += (unsigned)n;
+	if (!rep->extent)
+		return rep->lookers == 0 && rep->late;
+	pthread_mutex_lock(&rep->dev->lock);
+	rep->extent->lookers += (unsigned)n;
+	over = rep->extent->lookers == 0 && replica_unit(rep)->late;
+	pthread_mutex_unlock(&rep->dev->lock);
+	return over;
 }
 
 void grant_look(struct grant *g)
 {
 	g->lookers++;
-	g->replica->lookers++;
+	(void)lookers_add(g->replica, 1);
 }
 
 void grant_looked(struct grant *g)
@@ -254,8 +307,8 @@ void grant_looked(struct grant *g)
 
 	g->lookers--;
 	pthread_cond_broadcast(&rep->chunk->unlocked);
-	if (--rep->lookers == 0 && rep->late)
-		replica_unclaim(rep, false, true);
+	if (lookers_add(rep, -1))
+		replica_unclaim(replica_unit(rep), false, true);
 }
 
 uint64_t device_count_left(struct cache_device *dev)
@@ -293,6 +346,15 @@ void replica_list_add(struct replica_list *list, struct replica *rep)
 	if ((list->n & (list->n - 1)) == 0)
 		list->at = xrealloc(list->at, MAX(2 * list->n, 1u) * sizeof(struct replica *));
 	list->at[list->n++] = rep;
+}
+
+uint64_t units_chunks(const struct replica_list *list)
+{
+	uint64_t chunks = 0;
+
+	for (unsigned k = 0; k < list->n; k++)
+		chunks += unit_chunks(list->at[k]);
+	return chunks;
 }
 
 /* ---- device memory ---- */
@@ -345,7 +407,7 @@ int cache_device_end(struct cache_device *dev, struct device_wait *w)
 }
 
 /* A device whose budget was made smaller has more memory than that: so parked pages give way before the budget is exceeded. */
-static void keep_to_budget(struct cache_device *dev)
+static void keep_to_budget(struct cache_device *dev, uint64_t more)
 {
 	uint64_t parked, used;
 
@@ -353,21 +415,22 @@ static void keep_to_budget(struct cache_device *dev)
 		pthread_mutex_lock(&dev->lock);
 		used = dev->used;
 		pthread_mutex_unlock(&dev->lock);
-		if (used + parked + GAIA_CHUNK <= dev->capacity || !victim_give_up(dev))
+		if (used + parked + more <= dev->capacity || !victim_give_up(dev))
 			break;
 	}
 }
 
-int device_memory_alloc(struct cache_device *dev, struct devmem **out)
+int device_memory_alloc_many(struct cache_device *dev, struct devmem **out, unsigned n)
 {
+	const struct device_ops *ops = dev->dev->ops;
 	int err = -ENODEV;
 
-	keep_to_budget(dev);
+	keep_to_budget(dev, n * (uint64_t)GAIA_CHUNK);
 
 	if (dev->home)
 		home_reserve(dev->home, GAIA_CHUNK_PAGES);
 	while (!atomic_load(&dev->gone)) {
-		err = dev->dev->ops->alloc(dev->dev, out);
+		err = n == 1 ? ops->alloc(dev->dev, out) : ops->alloc_extent(dev->dev, out);
 		if (err != -ENOMEM || !victim_give_up(dev))
 			break;
 	}
@@ -375,6 +438,11 @@ int device_memory_alloc(struct cache_device *dev, struct devmem **out)
 	if (err && dev->home)
 		frames_unreserve(&dev->home->frames, GAIA_CHUNK_PAGES);
 	return err;
+}
+
+int device_memory_alloc(struct cache_device *dev, struct devmem **out)
+{
+	return device_memory_alloc_many(dev, out, 1);
 }
 
 void device_memory_end(struct cache_device *dev, struct devmem *mem)
@@ -470,6 +538,7 @@ void replica_link(struct chunk *ch, struct replica *rep)
 {
 	unsigned k = ch->n_replicas++;
 
+	bug_on(k >= CACHE_MAX_REPLICAS);
 	ch->replica = xrealloc(ch->replica, ch->n_replicas * sizeof(struct replica *));
 	for (; k > 0 && ch->replica[k - 1]->dev->number > rep->dev->number; k--)
 		ch->replica[k] = ch->replica[k - 1];
@@ -515,26 +584,49 @@ bool replica_fits(const struct chunk *ch, const struct readers *only)
 	return ch->n_replicas + others < CACHE_MAX_REPLICAS;
 }
 
-static void memory_end(struct replica *rep)
+/* The unit's memory has been freed: all of it, with shadows, was @bytes. */
+static void unit_ends(struct replica *unit, struct keeper **keepers, uint64_t bytes)
 {
-	struct cache_device *dev = rep->dev;
-	uint64_t chunks = rep->shadow ? 2 : 1, stays;
+	struct cache_device *dev = unit->dev;
+	uint64_t stays = 0;
 
-	view_end(rep);
-	device_memory_end(dev, rep->mem);
-	if (rep->shadow)
-		device_memory_end(dev, rep->shadow);
 	/* At once, for threads that count on what leaves. */
 	pthread_mutex_lock(&dev->lock);
-	TAILQ_REMOVE(&dev->busy, rep, link);
-	readahead_ended(rep, false);
-	stays = strand(dev, rep->keepers);
-	dev->used -= chunks * GAIA_CHUNK - stays;
-	dev->pinned -= GAIA_CHUNK - stays;
-	dev->leaving -= GAIA_CHUNK;
+	TAILQ_REMOVE(&dev->busy, unit, link);
+	readahead_ended(unit, false);
+	/* Who keeps memory of an extent keeps all. */
+	if (unit->extent && unit->extent->was_joined)
+		stays = strand(dev, keepers_join(keepers, GAIA_EXTENT_CHUNKS), GAIA_EXTENT_CHUNKS);
+	else
+		for (unsigned k = 0; k < unit_chunks(unit); k++)
+			stays += strand(dev, keepers[k], 1);
+	dev->used -= bytes - stays;
+	dev->pinned -= unit_bytes(unit) - stays;
+	dev->leaving -= unit_bytes(unit);
 	device_has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
-	count(CTR_device_evicted, 1);
+	count(CTR_device_evicted, unit_chunks(unit));
+}
+
+static void memory_end(struct replica *rep)
+{
+	uint64_t bytes = rep->shadow ? 2 * GAIA_CHUNK : GAIA_CHUNK;
+	struct extent *e = rep->extent;
+
+	view_end(rep);
+	if (e)
+		e->was_joined = rep->mem->joined;
+	device_memory_end(rep->dev, rep->mem);
+	if (rep->shadow)
+		device_memory_end(rep->dev, rep->shadow);
+	if (!e) {
+		unit_ends(rep, &rep->keepers, bytes);
+		return;
+	}
+	e->keepers[e->n_ended++] = rep->keepers;
+	e->bytes_ended += bytes;
+	if (e->n_ended == GAIA_EXTENT_CHUNKS)
+		unit_ends(rep, e->keepers, e->bytes_ended);
 }
 
 void replica_destroy(struct replica *rep)
@@ -561,29 +653,36 @@ void replica_destroy(struct replica *rep)
 	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&ch->lock);
 
-	if (!rep->failed) {
+	if (!replica_unit(rep)->failed) {
 		memory_end(rep);
 	} else {
 		pthread_mutex_lock(&dev->lock);
 		device_has_left(dev);
 		pthread_mutex_unlock(&dev->lock);
 	}
+	if (rep == replica_unit(rep))
+		free(rep->extent);
 	free(rep);
 	chunk_account(ch);
 	chunk_put(ch);
 }
 
 /* Nobody pins the replica of a broken promise any more: it goes as replicas do, under the locks of all pages. */
-static void promise_end(struct replica *rep)
+static void promise_end(struct replica *unit)
 {
-	struct chunk *ch = chunk_ref(rep->chunk);
-	struct cfile *f = ch->file;
+	struct chunk *first = chunk_ref(unit->chunk);
+	struct cfile *f = first->file;
 
 	pthread_rwlock_rdlock(&f->range);
-	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
-	replica_destroy(rep);
+	for (unsigned k = unit_chunks(unit); k-- > 0;) {
+		struct replica *rep = unit_member(unit, k);
+		struct chunk *ch = rep->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&ch->lock);
+		replica_destroy(rep);
+	}
 	pthread_rwlock_unlock(&f->range);
-	chunk_put(ch);
+	chunk_put(first);
 }

@@ -32,6 +32,22 @@ struct old_memory {
 };
 
 /*
+ * The replicas of neighbouring chunks whose memory is one: it is allocated, handed to clients, pinned and evicted as a whole. So the
+ * first of them stands for all: it alone has the fields that say so below, and it alone is on the device's lists. It is their *unit*;
+ * a replica that is in no extent is its own. They are made and destroyed together.
+ */
+struct extent {
+	struct replica *member[GAIA_EXTENT_CHUNKS];
+	/* dev->lock. */
+	unsigned lookers, n_ready; /* the sums of theirs */
+	/* The thread that destroys them. */
+	struct keeper *keepers[GAIA_EXTENT_CHUNKS];
+	unsigned n_ended;	   /* members */
+	uint64_t bytes_ended;	   /* of these, with their shadows */
+	bool was_joined;	   /* their memory was one */
+};
+
+/*
  * A device's copy of a chunk. Its pages are guarded as the chunk's pages are. A chunk has at most one replica on a device
  * that all clients share, and one more for each struct readers. The latter is only ever filled: nothing is read
  * from it or released in it, and it ends with the last of these readers' mappings.
@@ -40,6 +56,7 @@ struct replica {
 	struct chunk *chunk; /* holds a reference */
 	struct cache_device *dev;
 	struct readers *only; /* the readers that it is for; NULL: shared by all who may write */
+	struct extent *extent; /* of which it is part; NULL: none. Constant */
 
 	/* chunk->lock. */
 	struct devmem *shadow;	/* snapshots of secured pages; used by the thread that has the page locked */
@@ -76,10 +93,11 @@ struct replica {
 		PROMISE_TAKEN, /* somebody does it now */
 	} promise;
 	atomic_bool *lacks; /* of that acquire, if later or taken: somebody could not */
-	unsigned pins;	/* grants that hold pages, calls in progress */
-	struct pinner *pinners; /* see users.c */
+	unsigned pins;	/* a unit's: grants that hold pages, calls in progress */
+	struct pinner *pinners; /* a unit's: see users.c */
 	unsigned n_ready; /* grants for which it is ready, see ready.c; changed with chunk->lock held as well */
-	bool late;	/* chunk->lock and dev->lock: being evicted no more, but not idle before nobody looks at its grants (lookers) */
+	bool late;	/* a unit's: chunk->lock and dev->lock: being evicted no more, but not idle before nobody looks at its grants (lookers) */
+	/* The next ones are a unit's. */
 	bool evicting;	/* the only pin is the evictor's, and nobody may add one; set under dev->reserve, too */
 	bool failed;	/* the promise was not kept; the replica ends with the last pin */
 	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
@@ -88,9 +106,37 @@ struct replica {
 	unsigned passed_by; /* the last decision (dev->n_decisions) that has passed it over, see room.c; */
 	unsigned passed;    /* how many have, since it became idle */
 	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since */
-	bool file_pinned; /* its chunk is pinned to the device, and it does not leave: set and cleared by file_pins.c only */
-	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_pinned iff file_pinned, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
+	unsigned file_pinned; /* so many of its chunks are pinned to the device, and it does not leave: set by file_pins.c only */
+	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_pinned iff file_pinned, else in dev->idle_ready iff unit_ready() > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
 };
+
+/* The replica that stands for it and those that go with it. They stay while it is pinned, or with dev->reserve held and it does not leave. */
+static inline struct replica *replica_unit(const struct replica *rep)
+{
+	return rep->extent ? rep->extent->member[0] : (struct replica *)rep;
+}
+
+static inline unsigned unit_chunks(const struct replica *unit)
+{
+	return unit->extent ? GAIA_EXTENT_CHUNKS : 1;
+}
+
+static inline uint64_t unit_bytes(const struct replica *unit)
+{
+	return unit_chunks(unit) * (uint64_t)GAIA_CHUNK;
+}
+
+/* The @k-th replica, of unit_chunks(). */
+static inline struct replica *unit_member(const struct replica *unit, unsigned k)
+{
+	return unit->extent ? unit->extent->member[k] : (struct replica *)unit;
+}
+
+/* For how many grants it is ready. dev->lock is held. */
+static inline unsigned unit_ready(const struct replica *unit)
+{
+	return unit->extent ? unit->extent->n_ready : unit->n_ready;
+}
 
 /* dev->lock is not held. False: it is promised some. */
 bool replica_has_memory(const struct replica *rep);
@@ -100,7 +146,7 @@ static inline bool replica_is_spoiled(const struct replica *rep)
 	return rep->spoiled || rep->n_suspects > 0;
 }
 
-/* Some of a device's replicas, or a chunk's; to be freed. */
+/* Some of a device's units, or replicas of a chunk; to be freed. */
 struct replica_list {
 	struct replica **at;
 	unsigned n;
@@ -130,11 +176,14 @@ void replica_shadow_done(struct replica *rep);
 /* chunk->lock held. */
 void replica_shadow_trim(struct replica *rep);
 
+/* Of so many chunks of a list's units. */
+uint64_t units_chunks(const struct replica_list *list);
+
 /* ---- for replica.c, unused.c, evict.c, late.c, room.c, file_pins.c and mapping.c only ---- */
 
-/* Take it off the list of the device's idle ones that it is on; put it at the end of that on which it belongs. dev->lock is held. */
-void replica_idle_remove(struct replica *rep);
-void replica_idle_add(struct replica *rep);
+/* Take a unit off the list of the device's idle ones that it is on; put it at the end of that on which it belongs. dev->lock is held. */
+void replica_idle_remove(struct replica *unit);
+void replica_idle_add(struct replica *unit);
 /* Whether it is leaving; unless its eviction fails it will be gone, and nobody else can pin it. dev->lock is held. */
 bool replica_leaves(const struct replica *rep);
 /* replica_pin(), with dev->lock held as well. */
@@ -143,13 +192,16 @@ bool replica_pin_locked(struct replica *rep);
 bool replica_pin_again(struct replica *rep);
 /* A replica is gone, or is idle though somebody may count on its leaving. dev->lock is held. */
 void device_has_left(struct cache_device *dev);
-/* Claim an idle replica for eviction: with a pin that nobody can join. It is not ready. dev->reserve and dev->lock are held. */
-void replica_claim_idle(struct replica *rep);
-/* The same for one that may be ready, and then is not any more. Fails if it is pinned. dev->reserve and chunk->lock are held. */
-bool replica_claim(struct replica *rep);
-/* Undo a claim: the replica stays. @stuck: it could not be evicted. @next: it is the first to go. */
-void replica_unclaim(struct replica *rep, bool stuck, bool next);
-/* Others wait for its clients: it is idle again, and the next to go, when nobody looks at its grants any more. chunk->lock is held. */
+/* Claim an idle unit for eviction: with a pin that nobody can join. It is not ready. dev->reserve and dev->lock are held. */
+void replica_claim_idle(struct replica *unit);
+/*
+ * The same for the unit of a replica, which may be ready, and then is not any more. Fails if it is pinned; and if one of several is made
+ * ready just then. dev->reserve is held, and no chunk's lock. @unless, may be NULL: with the chunk's lock held, for each: whether it is not to be claimed after all.
+ */
+bool replica_claim(struct replica *rep, bool (*unless)(const struct replica *rep, const void *arg), const void *arg);
+/* Undo a claim: the unit stays. @stuck: it could not be evicted. @next: it is the first to go. */
+void replica_unclaim(struct replica *unit, bool stuck, bool next);
+/* Others wait for its clients: its unit is idle again, and the next to go, when nobody looks at its grants any more. chunk->lock is held. */
 void replica_set_late(struct replica *rep);
 /* To be called before looking for what leaves, for device_await_left(). */
 uint64_t device_count_left(struct cache_device *dev);
@@ -166,8 +218,10 @@ void device_memory_end(struct cache_device *dev, struct devmem *mem);
 bool device_take_spare(struct cache_device *dev);
 /* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing but what was read ahead and not used. */
 int device_spare_alloc(struct cache_device *dev, struct devmem **out);
-/* Memory that the caller has counted. What is parked on the device makes room for it: so this may wait for operations of the device. */
+/* Memory that the caller has counted: of a chunk. What is parked on the device makes room for it: so this may wait for operations of the device. */
 int device_memory_alloc(struct cache_device *dev, struct devmem **out);
+/* The same for @n chunks: one, or those of an extent. */
+int device_memory_alloc_many(struct cache_device *dev, struct devmem **out, unsigned n);
 /* Free memory of the device, and count it. */
 void device_memory_free(struct cache_device *dev, struct devmem *mem);
 /* Add it to the chunk's, in the order of the devices. chunk->lock is held. */
@@ -181,7 +235,7 @@ struct replica *replica_find(struct chunk *ch, const struct cache_device *dev, c
 bool replica_fits(const struct chunk *ch, const struct readers *only);
 /* Without memory and pins, and in no table; consumes a reference to the chunk. */
 struct replica *replica_new(struct chunk *ch, struct cache_device *dev, struct readers *only);
-/* All pages are locked, no release is unmerged, no client maps it. */
+/* All pages are locked, no release is unmerged, no client maps it. Of an extent the first is the last that is destroyed. */
 void replica_destroy(struct replica *rep);
 
 #endif

@@ -228,7 +228,7 @@ static json_t *replica_json(struct chunk *ch, struct replica *rep)
 	}
 	map_text(ch, there, map);
 	pthread_mutex_lock(&rep->dev->lock);
-	pins = rep->pins;
+	pins = replica_unit(rep)->pins;
 	pthread_mutex_unlock(&rep->dev->lock);
 	return json_pack("{s:i, s:s, s:b, s:b, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s}", "device",
 			 index_of(rep->dev), "name", rep->dev->dev->name, "simulated",
@@ -497,7 +497,7 @@ void cache_check(struct cache *c)
 		uint64_t pinned = c->dev[i].n_stranded * GAIA_CHUNK;
 
 		TAILQ_FOREACH(rep, &c->dev[i].busy, link)
-			pinned += GAIA_CHUNK;
+			pinned += unit_bytes(rep);
 		bug_on(pinned != c->dev[i].pinned);
 		bug_on(c->dev[i].promised || c->dev[i].later || c->dev[i].leaving);
 		/* Nothing is ready any more. */

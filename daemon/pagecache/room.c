@@ -30,6 +30,7 @@
 #include "pagecache/root.h"
 #include "pagecache/stranded.h"
 #include "pagecache/users.h"
+#include "pagecache/view.h"
 
 /* Give up snapshots, by fetching what was released, until a chunk is free: true if there was one. */
 static bool shadows_reclaim(struct cache_device *dev)
@@ -61,11 +62,11 @@ struct demand {
 	const uint64_t *index; /* of the chunks */
 	uint64_t n;
 	struct replica **out;	     /* pinned, but of what decide() has not decided */
-	struct replica_list mine;    /* of these, what was promised to us */
+	struct replica_list mine;    /* of these, the units that were promised to us */
 	unsigned kept;		     /* so many of them have memory */
 	bool counted;		     /* all of @out is, as the user's */
-	struct replica_list victims; /* claimed by us */
-	uint64_t unready;	     /* idle replicas that were made not ready for it, and for which it has claimed none yet */
+	struct replica_list victims; /* units that are claimed by us */
+	uint64_t unready;	     /* idle units that were made not ready for it, and for which it has claimed none yet */
 	uint64_t n_left, n_stuck;    /* the device's: before we looked; when we began to try */
 	uint64_t n_given_up;	     /* stranded_count(), before we looked */
 	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
@@ -79,22 +80,96 @@ struct demand {
 static struct replica *look_up(struct demand *d, uint64_t k, bool *wait)
 {
 	struct chunk *ch = chunk_get(d->m->file, d->index[k], false);
+	bool leaves = false, goes;
 	struct replica *rep;
 
 	if (!ch)
 		return NULL;
 	pthread_mutex_lock(&ch->lock);
 	rep = replica_find(ch, d->dev, d->only);
-	if (rep && replica_is_spoiled(rep) && replica_claim(rep))
-		replica_list_add(&d->victims, rep);
 	if (rep) {
 		pthread_mutex_lock(&d->dev->lock);
-		*wait |= replica_leaves(rep);
+		leaves = replica_leaves(rep);
 		pthread_mutex_unlock(&d->dev->lock);
 	}
+	goes = rep && !leaves && replica_is_spoiled(rep);
 	pthread_mutex_unlock(&ch->lock);
+	if (goes && replica_claim(rep, NULL, NULL)) {
+		replica_list_add(&d->victims, replica_unit(rep));
+		leaves = true;
+	}
+	*wait |= leaves;
 	chunk_put(ch);
 	return rep;
+}
+
+/* Of the demand's replicas: whether this is the first one of its unit. They are in order, so those of a unit follow each other. */
+static bool begins_unit(const struct demand *d, uint64_t k)
+{
+	return k == 0 || !d->out[k - 1] || replica_unit(d->out[k - 1]) != replica_unit(d->out[k]);
+}
+
+/* Whether somebody holds some of it. */
+static bool unit_is_held(const struct replica *unit)
+{
+	bool held = unit_is_held_ready(unit);
+
+	for (unsigned k = 0; k < unit_chunks(unit) && !held; k++) {
+		struct replica *rep = unit_member(unit, k);
+		const struct grant *g;
+
+		pthread_mutex_lock(&rep->chunk->lock);
+		LIST_FOREACH(g, &rep->grants, of_replica)
+			held |= g->pinned;
+		pthread_mutex_unlock(&rep->chunk->lock);
+	}
+	return held;
+}
+
+/*
+ * The mapping's client does not know extents. Those of the demand go, and come back as single chunks (-EAGAIN; calls under way may be waited for).
+ * If somebody holds one, or its file is pinned here, all stay (-EBUSY).
+ */
+static int without_extents(struct demand *d)
+{
+	int err = 0;
+
+	for (uint64_t k = 0; k < d->n; k++) {
+		if (!d->out[k] || !d->out[k]->extent || !begins_unit(d, k))
+			continue;
+		err = -EAGAIN;
+		if (!replica_unit(d->out[k])->file_pinned && !unit_is_held(replica_unit(d->out[k])))
+			continue;
+		if (log_may(&d->dev->pace_extents))
+			log_warn("device %s: user %u is refused part of %s, which other programs hold in extents: its program has an older libgaiaclient, "
+				 "which cannot map these (--device ...,extents=off)", d->dev->dev->name, (unsigned)d->m->user.uid,
+				 cfile_name(d->m->file, (char[CFILE_NAME_MAX]){ "" }));
+		return -EBUSY;
+	}
+	for (uint64_t k = 0; k < d->n && err; k++)
+		if (d->out[k] && d->out[k]->extent && begins_unit(d, k) && replica_claim(d->out[k], NULL, NULL))
+			replica_list_add(&d->victims, replica_unit(d->out[k]));
+	return err;
+}
+
+/*
+ * Extents of which only parts are asked for count as a whole. If that is too much, those that nobody uses go, and what is asked for of them comes
+ * back as single chunks: whether there were any.
+ */
+static bool split_extents(struct demand *d)
+{
+	uint64_t asked, end;
+
+	for (uint64_t k = 0; k < d->n && !d->modest; k = end) {
+		struct replica *unit = d->out[k] ? replica_unit(d->out[k]) : NULL;
+
+		for (end = k + 1; end < d->n && unit && d->out[end] && replica_unit(d->out[end]) == unit; end++)
+			;
+		asked = end - k;
+		if (unit && unit->extent && asked < unit_chunks(unit) && !unit->file_pinned && !unit_is_held(unit) && replica_claim(unit, NULL, NULL))
+			replica_list_add(&d->victims, unit);
+	}
+	return d->victims.n > 0;
 }
 
 /*
@@ -110,8 +185,11 @@ static uint64_t pin_if_it_fits(struct demand *d)
 
 	pthread_mutex_lock(&dev->lock);
 	for (uint64_t k = 0; k < d->n; k++) {
+		const struct replica *unit = d->out[k] && begins_unit(d, k) ? replica_unit(d->out[k]) : NULL;
+
 		missing += !d->out[k];
-		idle += d->out[k] && d->out[k]->pins == 0 && d->out[k]->n_ready == 0 && !d->out[k]->file_pinned;
+		if (unit && unit->pins == 0 && unit_ready(unit) == 0 && !unit->file_pinned)
+			idle += unit_chunks(unit);
 	}
 	/* Of pinned files' chunks that are missing, those that are asked for count once. */
 	reserved = dev->n_idle_pinned + dev->file_chunks - dev->file_chunks_there - file_chunks_missing(d->m, d->only, d->index, d->out, d->n);
@@ -127,14 +205,40 @@ static uint64_t pin_if_it_fits(struct demand *d)
 	return needed <= dev->capacity ? 0 : (needed - dev->capacity + GAIA_CHUNK - 1) / GAIA_CHUNK;
 }
 
+/* Whether all chunks of an extent of the file are missing, from the @k-th that is asked for on. */
+static bool lacks_extent(const struct demand *d, uint64_t k)
+{
+	if (d->index[k] % GAIA_EXTENT_CHUNKS > 0 || d->n - k < GAIA_EXTENT_CHUNKS ||
+	    d->index[k + GAIA_EXTENT_CHUNKS - 1] != d->index[k] + GAIA_EXTENT_CHUNKS - 1)
+		return false;
+	for (unsigned i = 0; i < GAIA_EXTENT_CHUNKS; i++)
+		if (d->out[k + i])
+			return false;
+	return !file_pins_end_within(d->m, d->only, d->index[k], d->index[k] + GAIA_EXTENT_CHUNKS);
+}
+
+/*
+ * Whether what is missing is made as extents where it can be: not of files that a client has mapped which does not know extents.
+ */
+static bool makes_extents(const struct demand *d)
+{
+	return d->dev->dev->gives_extents && d->only != view_readers(d->m->file->cache) && d->m->user.extents &&
+	       atomic_load(&d->m->file->n_without_extents) == 0;
+}
+
 /* Make replicas of what was counted: all, or, on error, none. dev->reserve is held. */
 static int make_promises(struct demand *d)
 {
+	bool extents = makes_extents(d);
 	int err = 0;
 
 	for (uint64_t k = 0; k < d->n; k++) {
 		if (d->out[k])
 			continue;
+		if (!err && extents && lacks_extent(d, k) && !promise_make_extent(d->m->file, d->index[k], d->dev, d->only, d->out + k)) {
+			replica_list_add(&d->mine, d->out[k]);
+			continue;
+		}
 		if (!err)
 			err = promise_make(chunk_get(d->m->file, d->index[k], true), d->dev, d->only, &d->out[k]);
 		if (!err) {
@@ -156,42 +260,47 @@ static int by_number(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-static bool asks_for(const struct demand *d, const struct replica *rep)
+/* For any of the unit. */
+static bool asks_for(const struct demand *d, const struct replica *unit)
 {
-	return rep->chunk->file == d->m->file && rep->only == d->only &&
-	       bsearch(&rep->chunk->index, d->index, d->n, sizeof(d->index[0]), by_number);
+	bool asks = false;
+
+	for (unsigned k = 0; k < unit_chunks(unit) && !asks; k++)
+		asks = bsearch(&unit_member(unit, k)->chunk->index, d->index, d->n, sizeof(d->index[0]), by_number);
+	return asks && unit->chunk->file == d->m->file && unit->only == d->only;
 }
 
 #define LOOK_AT 16u /* at first */
 
 /*
- * End the readiness of @n idle replicas that the acquire does not ask for, the longest unused first, of which nothing is held. False: there
- * are not so many; then nothing was done. Otherwise there is room for as many, unless some were acquired meanwhile. dev->reserve is held.
+ * End the readiness of idle units of @n chunks that the acquire does not ask for, the longest unused first, of which nothing is held. False:
+ * there are not so many; then nothing was done. Otherwise there is room for as many, unless some were acquired meanwhile. dev->reserve is held.
  */
 static bool unready_idle(struct demand *d, uint64_t n)
 {
-	uint64_t most = n + LOOK_AT, listed, free_ones;
+	uint64_t most = n + LOOK_AT, listed, free_ones, chunks;
 	struct replica **list;
 
 	/* Those that have been idle for longest are seldom held: so mostly a few have to be looked at, however many there are. */
 	for (;; most *= 2) {
 		listed = device_idle_ready(d->dev, most, &list);
-		free_ones = 0;
-		for (uint64_t k = 0; k < listed && free_ones < n; k++)
-			if (!asks_for(d, list[k]) && !replica_is_held_ready(list[k]))
-				list[free_ones++] = list[k];
-		if (free_ones == n || listed < most)
+		free_ones = chunks = 0;
+		for (uint64_t k = 0; k < listed && chunks < n; k++) {
+			if (asks_for(d, list[k]) || unit_is_held_ready(list[k]))
+				continue;
+			chunks += unit_chunks(list[k]);
+			list[free_ones++] = list[k];
+		}
+		if (chunks >= n || listed < most)
 			break;
 		free(list);
 	}
-	for (uint64_t k = 0; k < n && free_ones == n; k++) {
-		pthread_mutex_lock(&list[k]->chunk->lock);
-		replica_end_ready(list[k]);
-		pthread_mutex_unlock(&list[k]->chunk->lock);
+	for (uint64_t k = 0; k < free_ones && chunks >= n; k++) {
+		unit_end_ready(list[k]);
 		d->unready++;
 	}
 	free(list);
-	return free_ones == n;
+	return chunks >= n;
 }
 
 static bool lacks_room(struct cache_device *dev)
@@ -262,17 +371,15 @@ static void use_again(const struct demand *d)
 	pthread_mutex_unlock(&dev->lock);
 	if (!rep)
 		return;
-	held = replica_is_held_ready(rep);
-	pthread_mutex_lock(&rep->chunk->lock);
+	held = unit_is_held_ready(rep);
 	if (!held)
-		replica_end_ready(rep);
+		unit_end_ready(rep);
 	pthread_mutex_lock(&dev->lock);
 	if (held && rep->pins == 0) {
 		replica_idle_remove(rep);
 		replica_idle_add(rep);
 	}
 	pthread_mutex_unlock(&dev->lock);
-	pthread_mutex_unlock(&rep->chunk->lock);
 }
 
 /*
@@ -331,8 +438,8 @@ static bool pass_over_owed(struct demand *d, unsigned *looks)
 	return true;
 }
 
-/* Claim up to @most replicas; for each one loses its readiness, here or when room was counted. dev->reserve is held. */
-static void claim_room(struct demand *d, unsigned most, bool regardless)
+/* Claim units of up to @most chunks, or a few more; for each one loses its readiness, here or when room was counted. dev->reserve is held. */
+static void claim_room(struct demand *d, uint64_t most, bool regardless)
 {
 	unsigned looks = OWED_LOOK_AT;
 
@@ -348,7 +455,7 @@ static void claim_room(struct demand *d, unsigned most, bool regardless)
 		if (!claimed && !claim_next(d, false) && !claim_next(d, true))
 			return;
 		d->unready -= d->unready > 0;
-		most--;
+		most -= MIN(most, (uint64_t)unit_chunks(d->victims.at[d->victims.n - 1]));
 	}
 }
 
@@ -386,16 +493,20 @@ static int decide(struct demand *d)
 		d->out[k] = look_up(d, k, &wait);
 	if (wait)
 		err = -EAGAIN;
+	else if (!d->m->user.extents && (err = without_extents(d)))
+		;
 	else if (!user_may_pin(d->m, d->out, d->n))
 		err = -EDQUOT;
 	else if (!pin_beside_what_is_held(d))
 		err = -ENOMEM;
+	if ((err == -ENOMEM || err == -EDQUOT) && split_extents(d))
+		err = -EAGAIN;
 	if (err)
 		memset(d->out, 0, d->n * sizeof(struct replica *));
 	else
 		err = make_promises(d);
 	if (!err) {
-		claim_room(d, d->mine.n, false);
+		claim_room(d, units_chunks(&d->mine), false);
 		/* At once, so that what others of the same user decide meanwhile counts it. */
 		for (uint64_t k = 0; k < d->n; k++)
 			user_pin(d->m, d->out[k]);
@@ -409,6 +520,19 @@ static int decide(struct demand *d)
 
 #define MORE_AT_ONCE 16u /* so many more are claimed at most, when clients have not answered */
 
+/* Whether others are asking clients for it: then it is late. */
+static bool is_others(struct replica *rep)
+{
+	bool others;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	others = rep->lookers > 0;
+	if (others)
+		replica_set_late(rep);
+	pthread_mutex_unlock(&rep->chunk->lock);
+	return others;
+}
+
 /* Those whose clients others are asking, which may take a while, are not our victims any more. */
 static void leave_to_others(struct demand *d)
 {
@@ -416,15 +540,13 @@ static void leave_to_others(struct demand *d)
 	unsigned kept = 0;
 
 	for (unsigned k = 0; k < victims->n; k++) {
-		struct replica *rep = victims->at[k];
-		struct chunk *ch = rep->chunk;
+		struct replica *unit = victims->at[k];
+		bool others = false;
 
-		pthread_mutex_lock(&ch->lock);
-		if (rep->lookers > 0)
-			replica_set_late(rep);
-		else
-			victims->at[kept++] = rep;
-		pthread_mutex_unlock(&ch->lock);
+		for (unsigned i = 0; !others && i < unit_chunks(unit); i++)
+			others = is_others(unit_member(unit, i));
+		if (!others)
+			victims->at[kept++] = unit;
 	}
 	d->rounds_late += kept < victims->n;
 	victims->n = kept;
@@ -448,7 +570,7 @@ static void leave_late(struct demand *d, struct late_list *list)
 			}
 	STAILQ_FOREACH(l, list, link)
 		for (unsigned k = 0; k < l->asked.n; k++)
-			asked_settle(&l->asked, k, l->asked.grant[k]->replica->late ? STAYS : GOES);
+			asked_settle(&l->asked, k, replica_unit(l->asked.grant[k]->replica)->late ? STAYS : GOES);
 	for (unsigned k = 0; k < victims->n; k++)
 		if (!victims->at[k]->late)
 			victims->at[kept++] = victims->at[k];
@@ -464,7 +586,7 @@ static void leave_late(struct demand *d, struct late_list *list)
 }
 
 /*
- * Evict up to @n victims of an acquire that needs room, any room. Clients that do not answer at once are left to workers. What more
+ * Evict victims of up to @n chunks, or a few more, of an acquire that needs room, any room. Clients that do not answer at once are left to workers. What more
  * has been given up stays idle. If evicting one fails others may do.
  */
 static void evict_for_room(struct demand *d, uint64_t n)
@@ -479,13 +601,13 @@ static void evict_for_room(struct demand *d, uint64_t n)
 	late_split(&asked, &list);
 	late_ask(&list, &d->m->file->cache->host);
 	leave_late(d, &list);
-	while (victims->n > n)
+	while (victims->n > 0 && units_chunks(victims) - unit_chunks(victims->at[victims->n - 1]) >= n)
 		replica_unclaim(victims->at[--victims->n], false, true);
 	(void)replicas_evict_revoked(victims);
 }
 
 /* The device has no memory for @n chunks that it should have: 0 if it may have now. d->n_left is from before it was asked. */
-static int make_room(struct demand *d, unsigned n)
+static int make_room(struct demand *d, uint64_t n)
 {
 	struct cache_device *dev = d->dev;
 	bool others, late;
@@ -511,7 +633,7 @@ static int make_room(struct demand *d, unsigned n)
 	return 0;
 }
 
-#define KEPT_AT_ONCE 8u /* of a piecewise demand, which is for more than... */
+#define KEPT_AT_ONCE 8u /* chunks of a piecewise demand, which is for more than... */
 #define PIECEWISE_FROM 16u
 
 /*
@@ -520,19 +642,29 @@ static int make_room(struct demand *d, unsigned n)
  */
 static unsigned kept_at_once(struct demand *d)
 {
+	uint64_t missing = 0, mine = units_chunks(&d->mine), kept = 0;
 	struct cache_device *dev = d->dev;
-	uint64_t missing = 0;
+	unsigned n = 0;
 
-	if (!d->piecewise || d->mine.n < PIECEWISE_FROM || d->victims.n > 0 || dev->home || dev->victims)
+	if (!d->piecewise || mine < PIECEWISE_FROM || d->victims.n > 0 || dev->home || dev->victims)
 		return d->mine.n;
 	pthread_mutex_lock(&dev->lock);
 	for (uint64_t k = 0; k < d->n; k++)
 		missing += !d->out[k]->mem;
-	d->piecewise = missing == d->mine.n && dev->n_stranded == 0 && dev->used + dev->promised <= dev->capacity;
+	d->piecewise = missing == mine && dev->n_stranded == 0 && dev->used + dev->promised <= dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
-	if (d->piecewise)
-		promises_later(dev, d->mine.at + KEPT_AT_ONCE, d->mine.n - KEPT_AT_ONCE, d->lacks);
-	return d->piecewise ? KEPT_AT_ONCE : d->mine.n;
+	if (!d->piecewise)
+		return d->mine.n;
+	while (kept < KEPT_AT_ONCE)
+		kept += unit_chunks(d->mine.at[n++]);
+	promises_later(dev, d->mine.at + n, d->mine.n - n, d->lacks);
+	return n;
+}
+
+/* So many chunks that were promised to us have no memory yet. */
+static uint64_t lacking(const struct demand *d)
+{
+	return units_chunks(&(struct replica_list){ d->mine.at + d->kept, d->mine.n - d->kept });
 }
 
 /* The first @n of ours. */
@@ -547,7 +679,7 @@ static int keep_promises(struct demand *d, unsigned n)
 		if (!err)
 			d->kept++;
 		else if (err == -ENOMEM && n == d->mine.n)
-			err = stranded_reap(d->dev, d->n_given_up) ? 0 : make_room(d, d->mine.n - d->kept);
+			err = stranded_reap(d->dev, d->n_given_up) ? 0 : make_room(d, lacking(d));
 	}
 	return err;
 }
@@ -598,7 +730,7 @@ static int try_to_obtain(struct demand *d)
 	if ((err == -ENOMEM || err == -EDQUOT) && stranded_reap(d->dev, d->n_given_up))
 		err = decide(d);
 	/* First what costs no waiting. */
-	for (int wait = 0; wait <= 1 && (err == -ENOMEM || err == -EDQUOT); wait++) {
+	for (int wait = 0; wait <= 1 && (err == -ENOMEM || err == -EDQUOT || err == -EBUSY); wait++) {
 		device_drop_dead(d->dev, wait);
 		err = decide(d);
 	}

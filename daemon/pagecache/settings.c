@@ -157,21 +157,17 @@ static void claim(struct cache_device *dev, uint64_t n, struct replica_list *cla
 
 	for (int round = 0; round < 2; round++) {
 		pthread_mutex_lock(&dev->lock);
-		while (claimed->n < n && ((rep = TAILQ_FIRST(&dev->unused)) || (rep = TAILQ_FIRST(&dev->idle)))) {
+		while (units_chunks(claimed) < n && ((rep = TAILQ_FIRST(&dev->unused)) || (rep = TAILQ_FIRST(&dev->idle)))) {
 			replica_claim_idle(rep);
 			replica_list_add(claimed, rep);
 		}
 		pthread_mutex_unlock(&dev->lock);
-		if (round > 0 || claimed->n == n)
+		if (round > 0 || units_chunks(claimed) >= n)
 			return;
-		n_ready = device_idle_ready(dev, n - claimed->n, &ready);
-		for (uint64_t k = 0; k < n_ready; k++) {
-			if (replica_is_held_ready(ready[k]))
-				continue;
-			pthread_mutex_lock(&ready[k]->chunk->lock);
-			replica_end_ready(ready[k]);
-			pthread_mutex_unlock(&ready[k]->chunk->lock);
-		}
+		n_ready = device_idle_ready(dev, n - units_chunks(claimed), &ready);
+		for (uint64_t k = 0; k < n_ready; k++)
+			if (!unit_is_held_ready(ready[k]))
+				unit_end_ready(ready[k]);
 		free(ready);
 	}
 }

@@ -19,8 +19,9 @@
 #include "pagecache/root.h"
 #include "pagecache/users.h"
 
-/* A chunk of a device's memory. Lives while somebody keeps it. */
+/* Chunks of a device's memory: one, or those of an extent. Lives while somebody keeps them. */
 struct stranded {
+	unsigned chunks;
 	uint64_t n; /* keepers */
 	struct pinner *pinners;
 };
@@ -122,22 +123,35 @@ static struct keeping *keeping_get(struct cache_device *dev, const struct keeper
 	return kg;
 }
 
-uint64_t strand(struct cache_device *dev, struct keeper *keepers)
+struct keeper *keepers_join(struct keeper **lists, unsigned n)
+{
+	struct keeper *all = NULL, *k;
+
+	for (unsigned i = 0; i < n; i++)
+		while ((k = lists[i])) {
+			lists[i] = k->next;
+			keeper_add(&all, k);
+		}
+	return all;
+}
+
+uint64_t strand(struct cache_device *dev, struct keeper *keepers, unsigned chunks)
 {
 	struct stranded *s;
 
 	if (!keepers)
 		return 0;
 	s = xcalloc(1, sizeof(*s));
+	s->chunks = chunks;
 	for (struct keeper *k = keepers; k; k = k->next) {
 		k->chunk = s;
 		s->n++;
 		if (!k->owner)
-			user_pin_more(dev, &s->pinners, k->uid);
+			user_pin_more(dev, &s->pinners, k->uid, chunks);
 		LIST_INSERT_HEAD(&keeping_get(dev, k)->keepers, k, link);
 	}
-	dev->n_stranded++;
-	return GAIA_CHUNK;
+	dev->n_stranded += chunks;
+	return chunks * (uint64_t)GAIA_CHUNK;
 }
 
 /* The keeper has given its chunk up, and is freed. */
@@ -146,14 +160,14 @@ static void give_up(struct cache_device *dev, struct keeper *k)
 	struct stranded *s = k->chunk;
 
 	if (!k->owner)
-		user_pin_less(dev, &s->pinners, k->uid);
+		user_pin_less(dev, &s->pinners, k->uid, s->chunks);
 	free(k);
 	if (--s->n > 0)
 		return;
+	dev->n_stranded -= s->chunks;
+	dev->used -= s->chunks * (uint64_t)GAIA_CHUNK;
+	dev->pinned -= s->chunks * (uint64_t)GAIA_CHUNK;
 	free(s);
-	dev->n_stranded--;
-	dev->used -= GAIA_CHUNK;
-	dev->pinned -= GAIA_CHUNK;
 	/* As when a replica has gone. */
 	dev->n_left++;
 	pthread_cond_broadcast(&dev->changed);

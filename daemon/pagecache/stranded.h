@@ -18,8 +18,10 @@ struct keeper *keeper_make(struct mapping *m);
 /* @k may be NULL. */
 void keeper_add(struct keeper **list, struct keeper *k);
 void keepers_free(struct keeper *list);
-/* dev->lock held. A chunk is freed. Bytes that stay used and pinned, since somebody may map it; takes the list over. */
-uint64_t strand(struct cache_device *dev, struct keeper *keepers);
+/* One list of @n; these are empty then. */
+struct keeper *keepers_join(struct keeper **lists, unsigned n);
+/* dev->lock held. So many chunks, of one allocation, are freed. Bytes that stay used and pinned, since somebody may map them; takes the list over. */
+uint64_t strand(struct cache_device *dev, struct keeper *keepers, unsigned chunks);
 /* No lock held. How often memory was given up, to be called before looking for room. */
 uint64_t stranded_count(struct cache_device *dev);
 /*

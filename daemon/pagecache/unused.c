@@ -99,7 +99,7 @@ struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there
 	if (fits) {
 		pthread_mutex_lock(&m->dev->lock);
 		fits = rep->mem && !replica_leaves(rep);
-		rep->filling += fits;
+		replica_unit(rep)->filling += fits;
 		pthread_mutex_unlock(&m->dev->lock);
 	}
 	return fits ? rep : NULL;
@@ -108,7 +108,7 @@ struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there
 void replica_filled(struct replica *rep)
 {
 	pthread_mutex_lock(&rep->dev->lock);
-	rep->filling--;
+	replica_unit(rep)->filling--;
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 

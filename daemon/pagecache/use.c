@@ -43,7 +43,7 @@ static void look_at_replica(struct replica *rep, uint64_t *amounts)
 	if (replica_is_view(rep))
 		return;
 	pthread_mutex_lock(&rep->dev->lock);
-	pinned = rep->pins > 0 || rep->file_pinned;
+	pinned = replica_unit(rep)->pins > 0 || replica_unit(rep)->file_pinned;
 	ready = rep->n_ready > 0;
 	pthread_mutex_unlock(&rep->dev->lock);
 	amounts[FILE_device_bytes] += GAIA_CHUNK;

@@ -2,7 +2,7 @@
  * users.c - how much of a device's memory each user may have pinned.
  *
  * What is pinned cannot be taken from a client that behaves. So no user may pin all of a device, and all users together
- * leave some to the owners of the mount, who are not limited. A chunk counts once for each user who pins it, however
+ * leave some to the owners of the mount, who are not limited. A chunk counts once for each user who pins it, or another of its extent, however
  * many of the user's mappings and calls do, and whether the user has pinned its file to the device as well.
  */
 #include <errno.h>
@@ -94,7 +94,7 @@ static void user_maybe_free(struct cache_device *dev, struct device_user *user)
 	free(user);
 }
 
-void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid)
+void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid, unsigned chunks)
 {
 	struct pinner *p = pinner_find(*pinners, uid);
 	struct device_user *user;
@@ -104,14 +104,14 @@ void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 		return;
 	}
 	user = user_make(dev, uid);
-	user->chunks++;
-	dev->user_chunks += !*pinners;
+	user->chunks += chunks;
+	dev->user_chunks += *pinners ? 0 : chunks;
 	p = xmalloc(sizeof(*p));
 	*p = (struct pinner){ *pinners, uid, 1, false };
 	*pinners = p;
 }
 
-void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid)
+void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid, unsigned chunks)
 {
 	struct pinner **at = pinners, *p;
 	struct device_user *user;
@@ -122,9 +122,9 @@ void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 		return;
 	*at = p->next;
 	free(p);
-	dev->user_chunks -= !*pinners;
+	dev->user_chunks -= *pinners ? 0 : chunks;
 	user = user_find(dev, uid);
-	user->chunks--;
+	user->chunks -= chunks;
 	user_maybe_free(dev, user);
 }
 
@@ -148,33 +148,33 @@ void user_file_chunks_less(struct cache_device *dev, uid_t uid, uint64_t n)
 	user_maybe_free(dev, has);
 }
 
-void user_file_pinned(struct cache_device *dev, struct pinner **pinners, uid_t uid)
+void user_file_pinned(struct replica *unit, uid_t uid)
 {
-	struct pinner *p = pinner_find(*pinners, uid);
+	struct pinner *p = pinner_find(unit->pinners, uid);
 
 	if (p && p->file)
 		return;
-	user_pin_more(dev, pinners, uid);
-	pinner_find(*pinners, uid)->file = true;
+	user_pin_more(unit->dev, &unit->pinners, uid, unit_chunks(unit));
+	pinner_find(unit->pinners, uid)->file = true;
 }
 
-void user_file_unpinned(struct cache_device *dev, struct pinner **pinners, uid_t uid)
+void user_file_unpinned(struct replica *unit, uid_t uid)
 {
-	struct pinner *p = pinner_find(*pinners, uid);
+	struct pinner *p = pinner_find(unit->pinners, uid);
 
 	if (!p || !p->file)
 		return;
 	p->file = false;
-	user_pin_less(dev, pinners, uid);
+	user_pin_less(unit->dev, &unit->pinners, uid, unit_chunks(unit));
 }
 
-void users_file_unpinned(struct cache_device *dev, struct pinner **pinners)
+void users_file_unpinned(struct replica *unit)
 {
 	struct pinner *p, *next;
 
-	for (p = *pinners; p; p = next) {
+	for (p = unit->pinners; p; p = next) {
 		next = p->next;
-		user_file_unpinned(dev, pinners, p->uid);
+		user_file_unpinned(unit, p->uid);
 	}
 }
 
@@ -219,7 +219,10 @@ uint64_t user_ahead(const struct cache_device *dev, const struct cache_user *use
 	return has ? has->ahead : 0;
 }
 
-/* Counts those of reps[0..n) (NULL: made later) that are new to the user, and to all users. Whether there is room for them. */
+/*
+ * Counts those of reps[0..n) (NULL: made later) that are new to the user, and to all users; of an extent all, once: its replicas follow each
+ * other. Whether there is room for them.
+ */
 static bool has_room(const struct mapping *m, struct replica *const *reps, uint64_t n)
 {
 	struct cache_device *dev = m->dev;
@@ -227,8 +230,13 @@ static bool has_room(const struct mapping *m, struct replica *const *reps, uint6
 	uint64_t mine = 0, all = 0;
 
 	for (uint64_t k = 0; k < n; k++) {
-		mine += !reps[k] || !pinner_find(reps[k]->pinners, m->user.uid);
-		all += !reps[k] || !reps[k]->pinners;
+		const struct replica *unit = reps[k] ? replica_unit(reps[k]) : NULL;
+		unsigned chunks = unit ? unit_chunks(unit) : 1;
+
+		if (unit && k > 0 && reps[k - 1] && replica_unit(reps[k - 1]) == unit)
+			continue;
+		mine += !unit || !pinner_find(unit->pinners, m->user.uid) ? chunks : 0;
+		all += !unit || !unit->pinners ? chunks : 0;
 	}
 	return (!mine || (user ? user->chunks : 0) + mine <= each_may(dev)) &&
 	       (!all || dev->user_chunks + all <= users_may(dev));
@@ -255,6 +263,11 @@ bool user_may_pin(const struct mapping *m, struct replica *const *reps, uint64_t
 	return room;
 }
 
+static void unit_pin_more(struct replica *unit, uid_t uid)
+{
+	user_pin_more(unit->dev, &unit->pinners, uid, unit_chunks(unit));
+}
+
 bool user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n)
 {
 	struct cache_device *dev = m->dev;
@@ -266,7 +279,7 @@ bool user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t
 	pthread_mutex_lock(&dev->lock);
 	room = has_room(m, reps, n);
 	for (uint64_t k = 0; k < n && room; k++)
-		user_pin_more(dev, &reps[k]->pinners, m->user.uid);
+		unit_pin_more(replica_unit(reps[k]), m->user.uid);
 	pthread_mutex_unlock(&dev->lock);
 	pthread_mutex_unlock(&dev->reserve);
 	return room;
@@ -277,16 +290,18 @@ void user_pin(const struct mapping *m, struct replica *rep)
 	if (m->user.owner)
 		return;
 	pthread_mutex_lock(&rep->dev->lock);
-	user_pin_more(rep->dev, &rep->pinners, m->user.uid);
+	unit_pin_more(replica_unit(rep), m->user.uid);
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 
 void user_unpin(const struct mapping *m, struct replica *rep)
 {
+	struct replica *unit = replica_unit(rep);
+
 	if (m->user.owner)
 		return;
 	pthread_mutex_lock(&rep->dev->lock);
-	user_pin_less(rep->dev, &rep->pinners, m->user.uid);
+	user_pin_less(rep->dev, &unit->pinners, m->user.uid, unit_chunks(unit));
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 

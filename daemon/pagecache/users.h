@@ -34,10 +34,10 @@ uint64_t user_limit(const struct cache_device *dev);
 uint64_t user_file_chunks(const struct cache_device *dev, uid_t uid);
 void user_file_chunks_more(struct cache_device *dev, uid_t uid, uint64_t n);
 void user_file_chunks_less(struct cache_device *dev, uid_t uid, uint64_t n);
-/* dev->lock held. The chunk whose list it is counts for this user, who has pinned its file; not any more; not for any user. Each may be called again. */
-void user_file_pinned(struct cache_device *dev, struct pinner **pinners, uid_t uid);
-void user_file_unpinned(struct cache_device *dev, struct pinner **pinners, uid_t uid);
-void users_file_unpinned(struct cache_device *dev, struct pinner **pinners);
+/* dev->lock held. The unit counts for this user, who has pinned its file; not any more; not for any user. Each may be called again. */
+void user_file_pinned(struct replica *unit, uid_t uid);
+void user_file_unpinned(struct replica *unit, uid_t uid);
+void users_file_unpinned(struct replica *unit);
 /* dev->lock held. Whether one chunk more may be read ahead for the user; and one more, or less, is there. */
 bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user);
 /* Whether the user may have one more when one of @other's that nobody has used is gone, or sooner. */
@@ -45,8 +45,8 @@ bool user_ahead_helps(const struct cache_device *dev, const struct cache_user *u
 void user_ahead_more(struct cache_device *dev, const struct cache_user *user);
 void user_ahead_less(struct cache_device *dev, const struct cache_user *user);
 uint64_t user_ahead(const struct cache_device *dev, const struct cache_user *user);
-/* dev->lock held. Once more, or less, of the chunk whose list it is. */
-void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid);
-void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid);
+/* dev->lock held. Once more, or less, of the memory whose list it is, which has so many chunks. */
+void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid, unsigned chunks);
+void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid, unsigned chunks);
 
 #endif

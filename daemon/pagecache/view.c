@@ -157,11 +157,9 @@ static void end_ready(struct cache_device *dev, uint64_t n)
 	uint64_t n_ready = device_idle_ready(dev, UINT64_MAX, &ready);
 
 	for (uint64_t k = 0; k < n_ready && n > 0; k++) {
-		if (replica_is_held_ready(ready[k]))
+		if (unit_is_held_ready(ready[k]))
 			continue;
-		pthread_mutex_lock(&ready[k]->chunk->lock);
-		replica_end_ready(ready[k]);
-		pthread_mutex_unlock(&ready[k]->chunk->lock);
+		unit_end_ready(ready[k]);
 		n--;
 	}
 	free(ready);

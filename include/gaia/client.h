@@ -27,7 +27,7 @@
  *    only, is a SIGSEGV, and system calls fail with EFAULT (gaiafs --device sim:...,strict=off allows
  *    it). A store by another thread while the release is under way is not found so. When the process
  *    has no mappings left (vm.max_map_count), the library stops protecting the chunk of 2 MiB
- *    concerned, and says so on stderr, once.
+ *    (or the eight that were handed over together) concerned, and says so on stderr, once.
  *  - Device memory is taken in units of 2 MiB of a file: acquiring one byte takes its whole unit. So
  *    128 small files fill a device of 256 MiB, and acquiring more of them at the same time fails with
  *    ENOMEM; put many small things into one file.

@@ -185,10 +185,10 @@ static void no_invalidate(void *arg, void *cookie, off_t off, off_t len)
 	(void)arg, (void)cookie, (void)off, (void)len;
 }
 
-static int grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd, unsigned n,
-		 uint64_t *seq, struct handover **answer)
+static int grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd, const unsigned *chunks,
+		 unsigned n, uint64_t *seq, struct handover **answer)
 {
-	(void)client, (void)map, (void)prot, (void)idx;
+	(void)client, (void)map, (void)prot, (void)idx, (void)chunks;
 	for (unsigned i = 0; i < n; i++)
 		close(fd[i]);
 	*seq = 1;

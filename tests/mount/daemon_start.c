@@ -105,7 +105,8 @@ ON_TOP(bad_usage_is_one_line)
 	refused("cache=SIZE|auto", "--device sim,cache=some dir");
 	refused("cache=1M", "--device sim,cache=1M dir");
 	refused("cache=", "--device cuda:0,cache= dir");
-	refused("cache=auto", "--device cuda:0,64M,cash=auto dir");
+	refused("cash=auto", "--device cuda:0,64M,cash=auto dir");
+	refused("extents=no", "--device sim,extents=no dir");
 	refused("from 1 to 254", "--device sim,count=0 dir");
 	refused("from 1 to 254", "--device sim,count=255 dir");
 	refused("from 1 to 254", "--device sim,count=99999999999999T dir");

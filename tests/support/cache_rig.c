@@ -698,33 +698,41 @@ struct handover {
 	struct client *client;
 	unsigned nth, n;
 	uint64_t idx[GAIA_MSG_CHUNKS];
+	unsigned chunks[GAIA_MSG_CHUNKS];
 };
 
 static int host_grant(void *arg, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
-		      unsigned n, uint64_t *seq, struct handover **answer)
+		      const unsigned *chunks, unsigned n, uint64_t *seq, struct handover **answer)
 {
 	struct client *cl = arg;
 	bool alive = atomic_load(&cl->alive);
 	struct rig *rig = cl->rig;
 	int rw = prot & GAIA_PROT_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
+	unsigned given = 0; /* chunks */
 
 	for (unsigned k = 0; k < n; k++) {
-		must(idx[k] < cl->n_chunks);
+		must(chunks[k] == 1 || idx[k] % GAIA_EXTENT_CHUNKS == 0);
+		must(idx[k] + chunks[k] <= cl->room);
 		if (alive) {
-			void *p = mmap(NULL, GAIA_CHUNK, rw, MAP_SHARED, fd[k], 0);
+			char *p = mmap(NULL, chunks[k] * (size_t)GAIA_CHUNK, rw, MAP_SHARED, fd[k], 0);
 
 			must(p != MAP_FAILED);
 			pthread_mutex_lock(&cl->lock);
-			must(!cl->chunk[idx[k]]);
-			cl->chunk[idx[k]] = p;
+			for (unsigned i = 0; i < chunks[k]; i++) {
+				must(!cl->chunk[idx[k] + i]);
+				cl->chunk[idx[k] + i] = (unsigned char *)p + i * (size_t)GAIA_CHUNK;
+			}
 			pthread_mutex_unlock(&cl->lock);
 		}
 		close(fd[k]);
+		given += chunks[k];
 	}
-	*seq = atomic_fetch_add(&cl->granted, n) + n;
+	*seq = atomic_fetch_add(&cl->granted, given) + given;
+	atomic_fetch_add(&cl->descriptors, n);
 	*answer = xmalloc(sizeof(**answer));
 	**answer = (struct handover){ .client = cl, .nth = atomic_fetch_add(&cl->messages, 1), .n = n };
 	memcpy((*answer)->idx, idx, n * sizeof(*idx));
+	memcpy((*answer)->chunks, chunks, n * sizeof(*chunks));
 	if (rig->after_grant)
 		rig->after_grant(rig->arg, cl, idx[0]);
 	if (!alive)
@@ -749,7 +757,8 @@ static int host_granted(struct handover *answer)
 	if (cl->rig->before_answer)
 		err = cl->rig->before_answer(cl->rig->arg, cl, answer->nth);
 	for (unsigned k = 0; k < answer->n && err; k++)
-		unmap_chunk(cl, answer->idx[k]);
+		for (unsigned i = 0; i < answer->chunks[k]; i++)
+			unmap_chunk(cl, answer->idx[k] + i);
 	free(answer);
 	return err;
 }
@@ -759,7 +768,7 @@ static int host_revoke(void *arg, uint64_t map, uint64_t idx)
 	struct client *cl = arg;
 	void (*before)(void *, struct client *, uint64_t) = atomic_load(&cl->rig->before_revoke);
 
-	must(idx < cl->n_chunks);
+	must(idx < cl->room);
 	atomic_fetch_add(&cl->revoked, 1);
 	if (before)
 		before(cl->rig->arg, cl, idx);
@@ -885,16 +894,19 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 {
 	struct client *cl = xcalloc(1, sizeof(*cl));
 	bool may_write = (prot & GAIA_PROT_WRITE) || kf->rig->options.readers_may_write;
+	struct cache_user user = kf->rig->user;
 
 	cl->rig = kf->rig;
 	cl->kf = kf;
 	cl->device = device;
 	cl->prot = prot;
 	cl->n_chunks = (length + GAIA_CHUNK - 1) / GAIA_CHUNK;
-	cl->chunk = xcalloc(cl->n_chunks, sizeof(*cl->chunk));
+	cl->room = ROUND_UP(cl->n_chunks, GAIA_EXTENT_CHUNKS);
+	cl->chunk = xcalloc(cl->room, sizeof(*cl->chunk));
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
-	must(cache_map(kf->cfile, rig_number(kf->rig, device), cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
+	user.extents = !kf->rig->old_clients;
+	must(cache_map(kf->cfile, rig_number(kf->rig, device), cl, user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
 	if (prot & GAIA_PROT_WRITE && rig_detects(cl->rig)) {
 		cache_map_detects(cl->mapping);
 		cl->detect = rig_detect_make(cl->n_chunks * GAIA_CHUNK_PAGES);
@@ -910,13 +922,13 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 void client_die(struct client *cl)
 {
 	atomic_store(&cl->alive, false);
-	for (uint64_t k = 0; k < cl->n_chunks; k++)
+	for (uint64_t k = 0; k < cl->room; k++)
 		unmap_chunk(cl, k);
 }
 
 void client_end(struct client *cl)
 {
-	for (uint64_t k = 0; k < cl->n_chunks; k++)
+	for (uint64_t k = 0; k < cl->room; k++)
 		unmap_chunk(cl, k);
 	cache_unmap(cl->mapping, cl->kept ? CACHE_KEPT : atomic_load(&cl->alive) ? CACHE_UNMAPPED : CACHE_ENDED);
 	must(atomic_load(&cl->spans) == 0);

@@ -64,6 +64,8 @@ struct rig {
 
 	struct cache_user user; /* the user of clients that are made next: by default an owner of the mount */
 
+	bool old_clients; /* set by a test: clients that are made next do not know extents */
+
 	/*
 	 * Set by a test that controls when invalidations happen: called before each, on the
 	 * thread that asked for it.
@@ -176,7 +178,7 @@ struct client {
 	struct kfile *kf;
 	struct mapping *mapping;
 	unsigned device, prot;
-	uint64_t n_chunks;
+	uint64_t n_chunks, room; /* of the mapping; that `chunk` has */
 	struct rig_detect *detect; /* NULL: it does not look for changes */
 	SLIST_ENTRY(client) link;
 
@@ -187,7 +189,7 @@ struct client {
 	unsigned second; /* set by a test to 1: its process is the second one */
 	atomic_bool alive;
 	atomic_uint granted, revoked; /* chunks */
-	atomic_uint messages; /* by which it was granted some */
+	atomic_uint messages, descriptors; /* by which it was granted some */
 	pthread_mutex_t lock;
 	/* lock. */
 	unsigned char **chunk; /* where it maps the file's chunks; NULL: it does not */

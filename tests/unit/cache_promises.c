@@ -115,7 +115,7 @@ static bool is_lacking(void)
 	cr_assert(ch);
 	pthread_mutex_lock(&ch->lock);
 	cr_assert_eq(ch->n_replicas, 1);
-	rep = ch->replica[0];
+	rep = replica_unit(ch->replica[0]);
 	pthread_mutex_lock(&rep->dev->lock);
 	is = rep->promise == PROMISE_LATER && atomic_load(rep->lacks);
 	pthread_mutex_unlock(&rep->dev->lock);
@@ -200,13 +200,15 @@ Test(promises, are_made_anew_where_there_is_less_memory, .timeout = HANG)
 	end();
 }
 
-Test(promises, that_cannot_be_kept_leave_nothing, .timeout = HANG)
+/* @each: chunks that the device gives at a time. */
+static void broken_promises(bool old_client, unsigned each)
 {
 	struct client *cl;
 
 	begin_cold_on(1, DEVICE_CHUNKS, BIG_HOME);
+	rig->old_clients = old_client;
 	cl = whole(0);
-	for (unsigned nth = 0; nth < CHUNKS; nth += nth < 10 ? 1 : 7) {
+	for (unsigned nth = 0; nth < CHUNKS / each; nth += nth < 10 ? 1 : 7) {
 		fault_arm("device.alloc", -ENOMEM, nth, 0);
 		cr_assert_eq(client_acquire(cl, 0, LEN, GAIA_PROT_RW), -ENOMEM, "%u", nth);
 		fault_disarm_all();
@@ -215,6 +217,12 @@ Test(promises, that_cannot_be_kept_leave_nothing, .timeout = HANG)
 	cr_assert_eq(client_acquire(cl, 0, LEN, GAIA_PROT_RW), 0);
 	expect_marks(cl);
 	end();
+}
+
+Test(promises, that_cannot_be_kept_leave_nothing, .timeout = HANG)
+{
+	broken_promises(true, 1);
+	broken_promises(false, GAIA_EXTENT_CHUNKS);
 }
 
 /* ---- all at once ---- */

@@ -465,6 +465,8 @@ Test(reader, is_in_no_writers_way_however_many_there_are)
 static void begin_shared_device(void)
 {
 	begin(&(struct rig_options){ .devices = 1, .device_chunks = 16, .readers_may_write = true }, 32 * GAIA_CHUNK);
+	/* What users pin is counted chunk by chunk here; of extents: cache_extents.c. */
+	rig->old_clients = true;
 }
 
 static struct client *client_of(uid_t uid, bool owner)

@@ -56,10 +56,12 @@ static const struct sample {
 	{ "device", "sim,peers=off", "sim,peers=", NULL },
 	{ "device", "sim,readonly=off", "sim,readonly", NULL },
 	{ "device", "sim,strict=off", "sim,strict=2", NULL },
+	{ "device", "sim,extents=off", "sim,extents=8M", NULL },
 	{ "device", "sim,cache=8M", "sim,cache=1", NULL },
 	{ "device", "cuda:1", "cuda:x", NULL },
 	{ "device", "cuda:2,1G", "cuda:2,1", NULL },
 	{ "device", "cuda:3,1G,cache=auto", "cuda:x", NULL },
+	{ "device", "cuda:4,extents=off,cache=16M", "cuda:4,extents=off,1G", NULL },
 	{ "device", "none", "gpu", NULL },
 	{ "home", "24M", "1", NULL },
 	{ "cpu-cache", "writethrough", "never", NULL },
@@ -140,11 +142,11 @@ static void describe_device(FILE *out, const struct device_choice *d)
 {
 	fprintf(out, "device %s cache %llu\n", d->kind == CHOICE_SIM ? "sim" : "cuda", (unsigned long long)d->cache);
 	if (d->kind == CHOICE_SIM)
-		fprintf(out, "sim %u %llu %llu %llu %llu %llu %d%d%d%d\n", d->sim.index, (unsigned long long)d->sim.capacity,
+		fprintf(out, "sim %u %llu %llu %llu %llu %llu %d%d%d%d%d\n", d->sim.index, (unsigned long long)d->sim.capacity,
 			(unsigned long long)d->sim.bandwidth, (unsigned long long)d->sim.local, (unsigned long long)d->sim.latency_ns,
-			(unsigned long long)d->sim.submit_ns, d->sim.no_wait, d->sim.no_peers, d->sim.no_readonly, d->sim.lax);
+			(unsigned long long)d->sim.submit_ns, d->sim.no_wait, d->sim.no_peers, d->sim.no_readonly, d->sim.lax, d->sim.no_extents);
 	else
-		fprintf(out, "cuda %u %llu\n", d->cuda.index, (unsigned long long)d->cuda.capacity);
+		fprintf(out, "cuda %u %llu %d\n", d->cuda.index, (unsigned long long)d->cuda.capacity, d->cuda.no_extents);
 }
 
 /* All that options say, but where they come from. To be freed. */

@@ -132,6 +132,40 @@ Test(fake, access_is_set_for_whole_mappings)
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they die of something else */
+/* Here, and where its descriptor is imported. */
+Test(fake, memory_of_several_chunks_is_mapped_and_used_as_a_whole)
+{
+	CUresult (*import)(CUmemGenericAllocationHandle *handle, void *descriptor, CUmemAllocationHandleType type) =
+		fake_cuda_entry("cuMemImportFromShareableHandle");
+	CUmemGenericAllocationHandle several[2];
+	CUdeviceptr at;
+	int fd = -1;
+
+	cr_assert_eq(cu->cuMemAddressReserve(&at, 6 * CHUNK, CHUNK, 0, 0), 0);
+	cr_assert_eq(cu->cuMemCreate(&several[0], 3 * CHUNK, &prop, 0), 0);
+	cr_assert_eq(cu->cuMemExportToShareableHandle(&fd, several[0], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), 0);
+	cr_assert_eq(import(&several[1], (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR), 0);
+	close(fd);
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(cu->cuMemMap(at + i * 3 * CHUNK, 3 * CHUNK, 0, several[i], 0), 0);
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(cu->cuMemSetAccess(at + i * 3 * CHUNK, 3 * CHUNK, &access_both, 1), 0);
+	((char *)at)[2 * CHUNK + 5] = 'x';
+	cr_assert_eq(((char *)at)[5 * CHUNK + 5], 'x', "they are the same");
+	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
+	for (unsigned i = 0; i < 2; i++) {
+		refused(cu->cuMemMap(range + CHUNK, CHUNK, 0, several[i], 0));
+		refused(cu->cuMemMap(range + CHUNK, 2 * CHUNK, CHUNK, several[i], 0));
+		refused(cu->cuMemSetAccess(at + (i * 3 + 1) * CHUNK, CHUNK, &access_both, 1));
+		refused(cu->cuMemUnmap(at + i * 3 * CHUNK, CHUNK));
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		cr_assert_eq(cu->cuMemUnmap(at + i * 3 * CHUNK, 3 * CHUNK), 0);
+		cr_assert_eq(cu->cuMemRelease(several[i]), 0);
+	}
+	cr_assert_eq(cu->cuMemAddressFree(at, 6 * CHUNK), 0);
+}
+
 Test(fake, access_without_right_is_a_fault, .signal = SIGSEGV)
 {
 	*(volatile char *)range = 1;
