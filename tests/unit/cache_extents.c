@@ -395,6 +395,35 @@ Test(extents, give_way_to_parts_of_themselves, .timeout = HANG)
 	end();
 }
 
+/* The same beside what others hold, where nothing is ready: not for users who are no owners. */
+Test(extents, that_are_idle_count_whole, .timeout = HANG)
+{
+	struct client *cl, *other;
+
+	begin_extents(4 * EXTENT);
+	other = other_file(2 * EXTENT);
+	cr_assert_eq(take(other, 0, 2 * EXTENT, GAIA_PROT_READ), 0);
+	rig->user = (struct cache_user){ .uid = 1 };
+	cl = whole(0);
+	cr_assert_eq(take(cl, 0, 2 * EXTENT, GAIA_PROT_READ), 0);
+	give(cl, 0, 2 * EXTENT);
+	cr_assert_eq(take(cl, EXTENT - 1, EXTENT + 2, GAIA_PROT_READ), 0);
+	expect_marks_in(cl, EXTENT - 1, 2 * EXTENT + 1);
+	cr_assert_leq(used(), 4 * EXTENT);
+	give(cl, EXTENT - 1, EXTENT + 2);
+	/* And for what a user may pin, twenty-four chunks here. */
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	give(other, 0, 2 * EXTENT);
+	cr_assert_eq(take(cl, 0, EXTENT, GAIA_PROT_READ), 0);
+	give(cl, 0, EXTENT);
+	other = other_file(2 * EXTENT + 2);
+	cr_assert_eq(take(other, 0, 2 * EXTENT + 2, GAIA_PROT_READ), 0);
+	cr_assert_eq(take(cl, 3, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(cl->revoked, 3 * EXTENT + 2, "it has come back as a single chunk");
+	expect_marks_in(cl, 3, 4);
+	end();
+}
+
 /* A page that was acquired beyond the end of the file is held as soon as the client has its chunk, whatever that was handed over for. */
 Test(extents, are_handed_over_with_what_was_wanted, .timeout = HANG)
 {
@@ -408,10 +437,11 @@ Test(extents, are_handed_over_with_what_was_wanted, .timeout = HANG)
 	cr_assert_eq(take(other, 0, EXTENT, GAIA_PROT_RW), 0);
 	cr_assert_eq(take(cl, 0, 1, GAIA_PROT_READ), 0);
 	cr_assert_eq(cl->granted, EXTENT);
-	client_store(cl, "held", 4, BYTES(2));
 	client_store(other, "other's", 7, BYTES(2) + 64);
 	give(other, 0, EXTENT);
-	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	give(cl, 0, 1);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY, "it holds the third chunk");
+	client_store(cl, "held", 4, BYTES(2));
 	give(cl, 2, 1);
 	expect_cpu(BYTES(2), "held");
 	expect_cpu(BYTES(2) + 64, "other's");
@@ -605,6 +635,23 @@ Test(pinned_files, do_not_end_within_extents, .timeout = HANG)
 	cr_assert_eq(take_others(4 * EXTENT - 2), 0);
 	cr_assert_eq(used(), 4 * EXTENT);
 	cache_check(rig->cache);
+	end();
+}
+
+/* A pin of a file that was empty is for one chunk, which it gets when it is there. */
+Test(pinned_files, that_were_empty_get_single_chunks, .timeout = HANG)
+{
+	struct client *cl;
+	bool fresh;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 * EXTENT, .files_percent = 100 }, 0);
+	cr_assert_eq(cache_pin(kf->cfile, 0, OWNER, &fresh), 0);
+	cr_assert_eq(cpu_truncate(kf, BYTES(CHUNKS)), 0);
+	cl = whole(0);
+	cr_assert_eq(take(cl, 0, CHUNKS, GAIA_PROT_READ), 0);
+	cr_assert_eq(cl->descriptors, EXTENT + 1 + 4);
+	give(cl, 0, CHUNKS);
+	cr_assert_eq(take_others(4 * EXTENT - 1), 0);
 	end();
 }
 
