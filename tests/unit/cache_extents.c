@@ -70,7 +70,8 @@ Test(extents, are_not_made_of_less, .timeout = HANG)
 {
 	struct client *cl;
 
-	begin_extents(CHUNKS);
+	begin_extents(2 * CHUNKS);
+	rig->user = (struct cache_user){ .uid = 1 }; /* for whom nothing is ready */
 	cl = whole(0);
 	cr_assert_eq(take(cl, 1, 2 * EXTENT - 2, GAIA_PROT_READ), 0);
 	expect_marks_in(cl, 1, 2 * EXTENT - 1);
