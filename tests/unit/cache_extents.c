@@ -415,6 +415,10 @@ Test(extents, that_are_idle_count_whole, .timeout = HANG)
 	/* And for what a user may pin, twenty-four chunks here. */
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
 	give(other, 0, 2 * EXTENT);
+	client_end(other);
+	rig->user = (struct cache_user){ .owner = true };
+	cr_assert_eq(take_others(4 * EXTENT), 0, "what has been idle for longest");
+	rig->user = (struct cache_user){ .uid = 1 };
 	cr_assert_eq(take(cl, 0, EXTENT, GAIA_PROT_READ), 0);
 	give(cl, 0, EXTENT);
 	other = other_file(2 * EXTENT + 2);
