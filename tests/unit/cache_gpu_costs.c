@@ -65,6 +65,8 @@ static void begin_gpu(void)
 	char *bytes = malloc(GAIA_CHUNK);
 
 	begin(&(struct rig_options){ .devices = 1, .device_chunks = CHUNKS, .home_bytes = 1ull << 30 }, LENGTH);
+	/* What an extent costs to make and to hand over: device_cuda_extents.c. */
+	rig->old_clients = true;
 	cl = client_create(kf, 0, GAIA_PROT_RW, LENGTH);
 	memset(bytes, '.', GAIA_CHUNK);
 	for (unsigned i = 0; i < CHUNKS; i++)
