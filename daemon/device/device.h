@@ -130,9 +130,10 @@ struct device_ops {
 	int (*alloc)(struct device *dev, struct devmem **out);
 
 	/*
-	 * Optional (NULL). Memory for GAIA_EXTENT_CHUNKS neighbouring chunks of a file, of undefined contents. If it is one allocation (devmem.joined),
-	 * export_fd() of any of them exports all, in this order, which costs as much as exporting one chunk. If the device has memory, but not that much together, it gives single chunks. Each is freed by itself; the memory of
-	 * an extent can be used again when all are. Errors as alloc()'s.
+	 * Optional (NULL). Memory for GAIA_EXTENT_CHUNKS neighbouring chunks of a file, of undefined contents. If it is one allocation
+	 * (devmem.joined), export_fd() of any of them exports all, in this order, which costs as much as exporting one chunk. If the device
+	 * has memory, but not that much together, it gives single chunks. Each is freed by itself; the memory of an extent can be used
+	 * again when all are. Errors as alloc()'s.
 	 */
 	int (*alloc_extent)(struct device *dev, struct devmem *out[GAIA_EXTENT_CHUNKS]);
 

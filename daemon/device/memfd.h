@@ -20,7 +20,10 @@ struct memfd {
 	struct huge_wish huge;
 };
 
-/* @name: of the memfd, to be seen in /proc; @bytes: what it contains at first, GAIA_CHUNK of them; NULL: zeros. -ENOMEM, -EMFILE...; others are logged. @out stays where it is until memfd_end(). */
+/*
+ * @name: of the memfd, to be seen in /proc; @bytes: what it contains at first, GAIA_CHUNK of them; NULL: zeros. -ENOMEM, -EMFILE...; others
+ * are logged. @out stays where it is until memfd_end().
+ */
 int memfd_make(const char *name, const void *bytes, struct memfd *out);
 /* The same for the chunks of an extent, of one memfd. Each ends by itself. */
 int memfd_make_extent(const char *name, const void *bytes, struct memfd *out[GAIA_EXTENT_CHUNKS]);

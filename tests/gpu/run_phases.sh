@@ -263,6 +263,11 @@ phase_mount() {
 			unmount_it "$what"
 			;;
 		auto) on_mount auto auto "${devices[*]}" "${mount_sections[@]}" ;;
+		writeback)
+			# Of the mounts one has extents, which are off for GPUs by default.
+			on_mount writeback writeback "${devices[*]/%/,extents=on}" "${mount_sections[@]}"
+			unmount_it writeback
+			;;
 		*)
 			on_mount "$what" "$what" "${devices[*]}" "${mount_sections[@]}"
 			unmount_it "$what"
