@@ -372,6 +372,7 @@ void umap_threads_look(void);
 void umap_signal_start(void);
 
 void umap_kick_evictor(struct umap_region *r);
+bool umap_faults_wait(void); /* for a filler */
 void umap_kick_reader(struct umap_region *r); /* streams of the region go on */
 bool umap_ending(struct umap_region *r); /* who reads for nobody in particular need not go on */
 int umap_prefetch(struct umap_region *r, uint64_t page, uint64_t n); /* in the background */

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/param.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -186,11 +187,26 @@ static bool writes_small_pages(void)
 	ssize_t n;
 
 	if (fd < 0)
-		return errno == ENOENT;
+		return errno == ENOENT && !access("/sys/kernel/mm", F_OK); /* else nothing is known */
 	n = read(fd, text, sizeof(text) - 1);
 	close(fd);
 	text[MAX(n, 0)] = 0;
 	return strstr(text, "[never]") || strstr(text, "[advise]") || strstr(text, "[deny]");
+}
+
+/* The same with a number that a program that closes what it does not know, and opens files then, comes to last. */
+static int high_number(int fd)
+{
+	struct rlimit most;
+	int high;
+
+	if (getrlimit(RLIMIT_NOFILE, &most))
+		return fd;
+	high = fcntl(fd, F_DUPFD_CLOEXEC, (int)MIN(most.rlim_cur, 1024) / 2);
+	if (high < 0)
+		return fd;
+	close(fd);
+	return high;
 }
 
 /*
@@ -209,7 +225,7 @@ static void keep_memfd(struct umap_region *r, int fd)
 	__atomic_add_fetch(&umap.memfds, 1, __ATOMIC_RELAXED);
 	r->memfd_dev = st.st_dev;
 	r->memfd_ino = st.st_ino;
-	r->memfd = fd;
+	r->memfd = high_number(fd);
 }
 
 static void close_memfd(struct umap_region *r)
@@ -218,6 +234,7 @@ static void close_memfd(struct umap_region *r)
 		return;
 	if (umap_has_memfd(r))
 		close(r->memfd);
+	r->memfd = -1;
 	__atomic_sub_fetch(&umap.memfds, 1, __ATOMIC_RELAXED);
 }
 
@@ -284,8 +301,12 @@ static void free_region(struct umap_region *r)
 		umap_kernel_unregister(r->uffd, r->view + r->there[i].start, r->there[i].end - r->there[i].start);
 		munmap(r->view + r->there[i].start, r->there[i].end - r->there[i].start);
 	}
-	if (r->desk)
+	if (r->desk) {
+		/* A child that was made just now may have the descriptor still. */
+		if (r->memfd >= 0)
+			madvise(r->desk, r->desk_length, MADV_REMOVE);
 		munmap(r->desk, r->desk_length);
+	}
 	close_memfd(r);
 	if (r->policy_state)
 		r->policy.destroy(r->policy_state);

@@ -379,10 +379,14 @@ static bool copy_file(struct umap_region *r, struct umap_segment *s, uint64_t at
 		struct iovec v = { blocks[i], MIN(n - done, BLOCK) };
 		ssize_t got = preadv2(s->file->fd, &v, 1, offset + done, nowait ? RWF_NOWAIT : 0);
 
-		if (got <= 0 || pwrite(r->memfd, blocks[i], got, at + done) != got)
+		/* Reading may have taken long. */
+		if (got <= 0 || !umap_has_memfd(r) || pwrite(r->memfd, blocks[i], got, at + done) != got)
 			break;
 		done += got;
 	}
+	/* If the program has closed it meanwhile, what was written went nowhere, or elsewhere. */
+	if (done > 0 && !umap_has_memfd(r))
+		done = 0;
 	if (alone)
 		__atomic_store_n(&r->copying, false, __ATOMIC_RELEASE);
 	if (i < 0)

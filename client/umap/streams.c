@@ -134,5 +134,6 @@ void umap_read_streams(struct umap_region *r)
 			umap_kick_reader(r);
 		if (any)
 			umap_read_ahead(r, s.from, s.n, s.forward != NO_PAGE ? s.forward : s.backward);
-	} while (any && !umap_ending(r));
+		/* What is left is queued: others may do it when nobody waits. */
+	} while (any && !umap_ending(r) && !(more && umap_faults_wait()));
 }

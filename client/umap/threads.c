@@ -249,10 +249,21 @@ static struct umap_job *take_job(void)
 	return j;
 }
 
-/* Whether there is something to read in the background, and a filler may do so: one is left for faults, and for munmap(2). */
+/* Whether there is something to read in the background, and a filler may do so: half of them are left for faults, and one for munmap(2). */
 static bool has_background(void)
 {
-	return (!TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read)) && pool.in_background + 1 < pool.max_fillers;
+	return (!TAILQ_EMPTY(&pool.jobs) || !TAILQ_EMPTY(&umap.to_read)) && pool.in_background + 1 < pool.max_fillers &&
+	       pool.in_background < MAX(pool.max_fillers / 2, 1u);
+}
+
+bool umap_faults_wait(void)
+{
+	bool waits;
+
+	pthread_mutex_lock(&umap.lock);
+	waits = pool.n_faults > 0;
+	pthread_mutex_unlock(&umap.lock);
+	return waits;
 }
 
 /* A region whose streams have asked for pages, referenced. */
