@@ -74,6 +74,9 @@ static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, con
 		unsigned b = page_in_chunk((end - 1) / GAIA_PAGE, index, 0, GAIA_CHUNK_PAGES - 1) + 1;
 
 		took = device ? MIN(n - k, EVICT_AT_ONCE) : 1;
+		/* An extent goes as a whole. */
+		while (took > GAIA_EXTENT_CHUNKS && k + took < n && list[k + took]->index % GAIA_EXTENT_CHUNKS > 0)
+			took--;
 		err = 0;
 		if (from == GAIA_FROM_HOME)
 			err = evict_home(list[k], a, b);

@@ -299,8 +299,8 @@ static int evict_extent(struct replica *unit, struct fetch_trouble *t)
 		PROBE4(evict, f->key, first->index, unit->dev->number, err);
 		replica_unclaim(unit, true, false);
 	}
-	for (unsigned k = unit_chunks(unit); k-- > 0 && !err;) {
-		struct replica *rep = unit_member(unit, k);
+	for (unsigned k = err ? 0 : GAIA_EXTENT_CHUNKS; k-- > 0;) {
+		struct replica *rep = unit->extent->member[k];
 		struct chunk *ch = rep->chunk;
 
 		pthread_mutex_lock(&ch->lock);
@@ -574,6 +574,22 @@ int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *de
 	}
 	free(left);
 	return result;
+}
+
+int replica_drop_shared(struct chunk *ch, struct cache_device *dev)
+{
+	struct replica_list claimed = { .n = 0 };
+	struct replica *rep;
+
+	drop_dead(ch, dev);
+	pthread_mutex_lock(&dev->reserve);
+	rep = find_staying(ch, dev, NULL);
+	if (rep && replica_claim(rep, NULL, NULL))
+		replica_list_add(&claimed, replica_unit(rep));
+	pthread_mutex_unlock(&dev->reserve);
+	if (claimed.n == 0)
+		return -EBUSY;
+	return replicas_evict_all(&claimed);
 }
 
 static void lock_all(struct chunk *ch)

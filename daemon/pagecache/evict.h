@@ -47,6 +47,8 @@ STAILQ_HEAD(late_list, late);
  * error. [W]
  */
 int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m, bool views);
+/* Evict the chunk's replica that those share who may write, with all of its extent, if nobody uses any of that: else -EBUSY. [W] */
+int replica_drop_shared(struct chunk *ch, struct cache_device *dev);
 /* Evict the chunks' replicas, if nobody uses them. */
 void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
 /* So many chunks are evicted at a time, on request: a thread that needs one of them waits for all. */

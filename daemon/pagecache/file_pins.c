@@ -214,12 +214,16 @@ static int may_pin_now(struct cache_device *dev, const struct cfile *f, const st
 	return err;
 }
 
-/* Whether the last of these replicas is in an extent that reaches beyond them. */
-static bool reaches_beyond(const struct bringing *b)
+/* Whether the last of these replicas is in an extent that reaches beyond them, and that is not pinned already. They are pinned for a call. */
+static bool reaches_beyond(const struct bringing *b, struct cache_device *dev)
 {
 	const struct replica *last = b->n > 0 ? b->reps[b->n - 1] : NULL;
+	bool beyond;
 
-	return last && last->extent && last != last->extent->member[GAIA_EXTENT_CHUNKS - 1];
+	pthread_mutex_lock(&dev->lock);
+	beyond = last && last->extent && last != last->extent->member[GAIA_EXTENT_CHUNKS - 1] && !replica_unit(last)->file_pinned;
+	pthread_mutex_unlock(&dev->lock);
+	return beyond;
 }
 
 #define TRIES 4u /* others may acquire it meanwhile */
@@ -228,20 +232,18 @@ static bool reaches_beyond(const struct bringing *b)
 static int begin_to_pin(struct bringing *b, struct cfile *f, struct cache_device *dev, struct cache_user user, uint64_t in_file)
 {
 	struct chunk *last;
-	int err;
+	int err = 0;
 
-	for (unsigned k = 0; k < TRIES; k++) {
+	for (unsigned k = 0; k < TRIES && (!err || err == -EBUSY); k++) {
 		err = bringing_begin(b, f, dev, user, 0, in_file, false);
-		if (err || !reaches_beyond(b))
+		if (err || !reaches_beyond(b, dev))
 			return err;
 		last = chunk_ref(b->reps[b->n - 1]->chunk);
 		bringing_end(b);
-		err = replicas_drop(&last, 1, dev, NULL, false);
+		err = replica_drop_shared(last, dev);
 		chunk_put(last);
-		if (err)
-			return err;
 	}
-	return -EBUSY;
+	return err ? err : -EBUSY;
 }
 
 int cache_pin(struct cfile *f, unsigned device, struct cache_user user, bool *fresh)

@@ -131,9 +131,8 @@ void replica_unpin(struct replica *rep)
 	failed = unit->failed;
 	if (last && !failed) {
 		make_idle(unit);
-		/* readers_drop_replicas(), or who cannot map extents, may wait for a thread that only looked at it. */
-		if (unit->only || unit->extent)
-			device_has_left(dev);
+		if (unit->only)
+			device_has_left(dev); /* readers_drop_replicas() may wait for a thread that only looked at it */
 	}
 	pthread_mutex_unlock(&dev->lock);
 	if (last && failed)

@@ -72,6 +72,7 @@ struct demand {
 	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
 	unsigned decision;	     /* dev->n_decisions */
 	bool modest;		     /* see replicas_pin_modestly() */
+	bool splits;		     /* extents may go of which it asks for parts: there is no room otherwise */
 	bool piecewise;		     /* see replicas_pin_piecewise() */
 	atomic_bool *lacks;
 };
@@ -499,7 +500,7 @@ static int decide(struct demand *d)
 		err = -EDQUOT;
 	else if (!pin_beside_what_is_held(d))
 		err = -ENOMEM;
-	if ((err == -ENOMEM || err == -EDQUOT) && split_extents(d))
+	if (d->splits && (err == -ENOMEM || err == -EDQUOT) && split_extents(d))
 		err = -EAGAIN;
 	if (err)
 		memset(d->out, 0, d->n * sizeof(struct replica *));
@@ -734,9 +735,17 @@ static int try_to_obtain(struct demand *d)
 		device_drop_dead(d->dev, wait);
 		err = decide(d);
 	}
+	if ((err == -ENOMEM || err == -EDQUOT) && d->dev->dev->gives_extents) {
+		d->splits = true;
+		err = decide(d);
+		d->splits = false;
+	}
 	if (err == -EDQUOT)
 		err = user_refuse(d->m);
-	if (err == -EAGAIN && d->victims.n == 0) {
+	if (err == -EAGAIN && d->victims.n == 0 && !d->m->user.extents) {
+		/* Calls that have an extent pinned may come to hold some of it: then it is not to be waited for. */
+		device_await_left_until(d->dev, d->n_left, now_ns() + ANSWER_NS);
+	} else if (err == -EAGAIN && d->victims.n == 0) {
 		device_await_left(d->dev, d->n_left);
 	} else if (err == -EAGAIN) {
 		/* If this fails, what was released there cannot be fetched, and nothing else in it can be trusted. */
