@@ -563,6 +563,30 @@ Test(old_clients, get_single_chunks_where_nobody_holds_the_extent, .timeout = HA
 	end();
 }
 
+/* A call that has it may come to hold it, and is not waited for then. */
+Test(old_clients, do_not_wait_for_who_comes_to_hold_it, .timeout = HANG)
+{
+	struct client *cl;
+	pthread_t thread;
+
+	begin_extents(CHUNKS);
+	cl = whole(0);
+	struct acquire a = { .cl = cl, .len = BYTES(EXTENT) };
+	struct held reading = { .point = "store.read", .call = acquire, .arg = &a };
+
+	held_begin(&reading);
+	rig->old_clients = true;
+	struct acquire b = of_page(whole(0), 0);
+
+	thread = begin_waiting(&b);
+	cr_assert_eq(held_end(&reading), 0);
+	cr_assert_eq(end_waiting(thread), -EBUSY);
+	expect_marks_in(cl, 0, EXTENT);
+	give(cl, 0, EXTENT);
+	cr_assert_eq(acquire(&b), 0);
+	end();
+}
+
 /* ---- readers that have memory of their own ---- */
 
 Test(readers, have_extents_of_their_own, .timeout = HANG)
