@@ -49,6 +49,20 @@ static void settle(void)
 	}
 }
 
+/* An operation: so its threads have begun, each of which enters the context once. */
+static void begin_threads(void)
+{
+	struct device *dev = rig->cache->dev[0].dev;
+	struct devmem *mem;
+
+	cr_assert_eq(dev->ops->alloc(dev, &mem), 0);
+	struct dev_run run = { .mem = mem, .npages = 1 };
+	struct dev_op op = { .kind = DEV_ZERO, .runs = &run, .n = 1 };
+
+	cr_assert_eq(device_run(dev, &op), 0);
+	dev->ops->free(dev, mem);
+}
+
 /* Home makes slabs for as much again, so that what is fetched finds registered ones. */
 static void make_slabs(void)
 {
@@ -73,6 +87,7 @@ static void begin_gpu(void)
 		cr_assert_eq(cpu_write_direct(kf, bytes, GAIA_CHUNK, i * (uint64_t)GAIA_CHUNK), 0);
 	free(bytes);
 	make_slabs();
+	begin_threads();
 	settle();
 }
 
