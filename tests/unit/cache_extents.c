@@ -620,12 +620,18 @@ Test(readers, have_extents_of_their_own, .timeout = HANG)
 
 #define OWNER ((struct cache_user){ .owner = true })
 
+/* A file of so many chunks, on a device all of which may be pinned. */
+static void begin_to_pin(unsigned chunks)
+{
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 * EXTENT, .files_percent = 100 }, BYTES(chunks));
+}
+
 Test(pinned_files, are_in_extents, .timeout = HANG)
 {
 	struct client *cl;
 	bool fresh;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 * EXTENT, .files_percent = 100 }, BYTES(CHUNKS));
+	begin_to_pin(CHUNKS);
 	cr_assert_eq(cache_pin(kf->cfile, 0, OWNER, &fresh), 0);
 	cr_assert_eq(used(), CHUNKS);
 	cache_check(rig->cache);
@@ -647,7 +653,7 @@ Test(pinned_files, do_not_end_within_extents, .timeout = HANG)
 	struct client *cl;
 	bool fresh;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 * EXTENT, .files_percent = 100 }, BYTES(CHUNKS));
+	begin_to_pin(CHUNKS);
 	cl = whole(0);
 	cr_assert_eq(take(cl, 0, EXTENT, GAIA_PROT_READ), 0);
 	cr_assert_eq(cpu_truncate(kf, BYTES(2)), 0);
@@ -673,7 +679,7 @@ Test(pinned_files, that_were_empty_get_single_chunks, .timeout = HANG)
 	struct client *cl;
 	bool fresh;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 * EXTENT, .files_percent = 100 }, 0);
+	begin_to_pin(0);
 	cr_assert_eq(cache_pin(kf->cfile, 0, OWNER, &fresh), 0);
 	cr_assert_eq(cpu_truncate(kf, BYTES(CHUNKS)), 0);
 	cl = whole(0);
@@ -709,7 +715,7 @@ Test(pinned_files, keep_out_clients_without_extents, .timeout = HANG)
 	struct client *old;
 	bool fresh;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 * EXTENT, .files_percent = 100 }, BYTES(CHUNKS));
+	begin_to_pin(CHUNKS);
 	cr_assert_eq(cache_pin(kf->cfile, 0, OWNER, &fresh), 0);
 	rig->old_clients = true;
 	old = whole(0);
