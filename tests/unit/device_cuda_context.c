@@ -11,6 +11,7 @@
 #include "device/cuda/internal.h"
 #include "device_io.h"
 #include "fake_cuda_api.h"
+#include "gpu_ends.h"
 #include "held.h"
 
 #define CHUNKS 8u
@@ -36,23 +37,10 @@ static void begin(const struct fake_cuda_config *config)
 	cr_assert_eq(cuda_create(fake_cuda_api(), &of_dev, 4 * GAIA_PAGE, &dev), 0);
 }
 
-static void nothing_is_left(void)
-{
-	fake_cuda_importers_gone();
-	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
-	cr_assert_eq(fake_cuda_alive(true), 0);
-	cr_assert_eq(fake_cuda_used(), 0);
-}
-
 static void end(void)
 {
 	dev->ops->destroy(dev);
 	nothing_is_left();
-}
-
-static void must_free(struct devmem *mem)
-{
-	mem->dev->ops->free(mem->dev, mem);
 }
 
 static char *new_slab(struct device *to)

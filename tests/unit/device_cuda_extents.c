@@ -11,6 +11,7 @@
 #include "device/cuda/internal.h"
 #include "device_io.h"
 #include "fake_cuda_api.h"
+#include "gpu_ends.h"
 
 #define N GAIA_EXTENT_CHUNKS
 #define CHUNKS (2 * N)
@@ -73,23 +74,10 @@ static void begin(void)
 	keeper_is_done();
 }
 
-static void nothing_is_left(void)
-{
-	fake_cuda_importers_gone();
-	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
-	cr_assert_eq(fake_cuda_alive(true), 0);
-	cr_assert_eq(fake_cuda_used(), 0);
-}
-
 static void end(void)
 {
 	dev->ops->destroy(dev);
 	nothing_is_left();
-}
-
-static void must_free(struct devmem *mem)
-{
-	mem->dev->ops->free(mem->dev, mem);
 }
 
 static void free_extent(struct devmem **mem)
