@@ -4,7 +4,8 @@
  * A region's memory is a memfd, mapped twice: as the program's *view*, which userfaultfd watches, and as the *desk*, which
  * only the library sees. A page's place in both is its place in the region. What is not in memory is a hole of the memfd.
  *
- *	fault -> a frame is taken -> the page is read to the desk, or written to the memfd -> UFFDIO_CONTINUE: the view has it
+ *	fault -> a frame is taken -> the page is read to a block (blocks.c) -> UFFDIO_COPY: memfd and view have it
+ *	(or the desk gets a copy, and UFFDIO_CONTINUE maps it to the view: where some of the page is not to be mapped, or is not there)
  *	view unmapped (MADV_DONTNEED) -> written from the desk if it was stored to -> hole (MADV_REMOVE of the desk)
  *
  * What was stored to: the view's pages are mapped write-protected, and asynchronous protection goes with the first store
@@ -14,7 +15,9 @@
  * Rules:
  *  U1. A page is chosen to be dropped (LEAVING) only under the region's lock, when it is not mapped, not dirty, and not being written or filled.
  *	Nobody maps, fills or writes it from then on, until its memory is a hole.
- *  U2. The view is mapped (UFFDIO_CONTINUE) only under the region's lock.
+ *  U2. The view is mapped by UFFDIO_CONTINUE only under the region's lock, and by UFFDIO_COPY only by whoever fills the page, counted in `copying`:
+ *	the view does not move, and no part of it is given up (`cutting`), while somebody copies. Such a page is MAPPED while it is FILLING, and may be
+ *	stored to at once: so it is not scanned before it is resident, and what was stored is written if it cannot become that.
  *  U3. DIRTY is set under the region's lock no later than protection is renewed, and cleared only before a write
  *	of the whole page begins; a failed write sets it again.
  *  U4. A page has one write at a time (WRITING).
@@ -41,6 +44,8 @@
 
 #define SMALL_PAGE 4096ul
 #define MAX_RUN (1ul << 20)	/* bytes that are read or written at a time, or one page */
+#define BLOCK (128ul << 10)	/* of which so many are read at a time, or one page: what stays in a processor's cache */
+#define MAX_BLOCK (2ul << 20)	/* the largest page */
 #define NO_FRAME UINT32_MAX
 
 /* ---- files and stores (segments.c) ---- */
@@ -75,21 +80,26 @@ int umap_segments_open(struct umap_region *r, const struct gaia_umap_config *c);
 void umap_segments_close(struct umap_region *r);
 
 /*
- * Read a range of the region to the desk; bytes past the end of a file become zero. nowait: -EAGAIN instead of
+ * Read a range of the region to buf; bytes past the end of a file become zero. nowait: -EAGAIN instead of
  * waiting for a disk. Errors are as of umap_foreign() otherwise.
  */
-int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait);
+int umap_read(struct umap_region *r, char *buf, uint64_t start, uint64_t n, bool nowait);
 
 /* Write a range of the desk, but for what lies past the end of a file. */
 int umap_write(struct umap_region *r, uint64_t start, uint64_t n);
 int umap_sync(struct umap_region *r);
 
-/* False also if somebody has closed its descriptor, which may be another file's then: some programs close all that they do not know. */
-bool umap_has_memfd(const struct umap_region *r);
-
 /* Is this thread, or the thread tid, in a function of a store? */
 bool umap_in_store(void);
 bool umap_thread_in_store(uint32_t tid);
+
+/* ---- blocks.c ---- */
+
+/* MAX_BLOCK bytes, aligned to pages, for the caller until they are given back; NULL: no memory. Also in a handler of a signal. */
+char *umap_take_block(void);
+void umap_give_block(char *block);
+void umap_blocks_end(void);	/* nobody has one */
+void umap_blocks_forget(void);	/* in a child of fork() */
 
 /* ---- the kernel (kernel.c) ---- */
 
@@ -111,6 +121,10 @@ void umap_kernel_unregister(int uffd, void *view, uint64_t n);
  * NULL) becomes the bytes that were mapped, from the first on; the others were not, if it fails.
  */
 int umap_kernel_map(int uffd, void *view, uint64_t n, bool protect, uint64_t *done);
+/* The same for what the memfd has not, with these bytes; whoever waits for them is not woken. */
+int umap_kernel_copy(int uffd, void *view, const void *from, uint64_t n, bool protect, uint64_t *done);
+/* Nothing is mapped there. Let the kernel remember that it was protected: so it is clean. */
+int umap_kernel_mark(int uffd, void *view, uint64_t n);
 int umap_kernel_unmap(void *view, uint64_t n);
 /* The same of several parts, by one call. False: some may not be unmapped (Linux before 6.14 cannot do it). */
 bool umap_kernel_unmap_at_once(const struct iovec *parts, unsigned n);
@@ -151,8 +165,8 @@ struct umap_range {
 };
 
 /*
- * Faults in order, forward or backward (streams.c). The next pages are read in the background, and mapped but for the first that will be touched: its
- * fault, which costs little, says that the stream goes on.
+ * Faults in order, forward or backward (streams.c). The next pages are read in the background, and mapped but for the 4 KiB that will be touched first:
+ * their fault, which costs little, says that the stream goes on.
  */
 #define STREAMS 8
 #define MOST_AHEAD (4ul << 20)	/* bytes of a window, or one page */
@@ -176,9 +190,6 @@ struct umap_region {
 	bool writable, is_mmap, is_host; /* neither: it is paged */
 	bool by_signal;		/* who touches serves itself (signal.c) */
 	int uffd;		/* if it is paged */
-	int memfd;		/* -1: its descriptor is closed */
-	uint64_t memfd_dev, memfd_ino;
-	bool copying;		/* somebody writes it; atomic */
 	char *desk;
 	struct umap_segment *segments;
 	size_t n_segments;
@@ -201,7 +212,8 @@ struct umap_region {
 
 	pthread_mutex_t lock;
 	/* lock */
-	pthread_cond_t changed;	/* a frame is not FILLING, LEAVING or WRITING any more, or free */
+	pthread_cond_t changed;	/* a frame is not FILLING, LEAVING or WRITING any more, or free; nobody copies, or cuts */
+	unsigned copying, cutting; /* U2: threads that map by UFFDIO_COPY, and those that wait for them */
 	struct umap_range *there; /* what the program has not unmapped, in order */
 	unsigned n_there;
 	uint32_t *frame_of;	/* by page: its frame + 1, or 0 */
@@ -261,10 +273,13 @@ int umap_fault_here(struct umap_region *r, uint64_t at, bool write);
 int umap_bring(struct umap_region *r, uint64_t page, uint64_t n);
 
 /*
- * Read those of n pages from this one on that are not there, as long as frames are free, and map all but @marker, unless that has been touched
- * meanwhile. No lock is held.
+ * Read those of n pages from this one on that are not there, as long as frames are free, and map them: but for the 4 KiB of the region that begin at
+ * @unseen (NO_PAGE: all), unless these have been touched meanwhile. No lock is held.
  */
-void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t marker);
+void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t unseen);
+
+/* From then on, until the lock is given back, nobody maps anything by UFFDIO_COPY (U2). The lock is held, but not meanwhile. */
+void umap_wait_for_copies(struct umap_region *r);
 
 /* ---- streams.c ---- */
 
@@ -327,7 +342,6 @@ struct umap_process {
 	/* lock */
 	unsigned regions;	/* that are paged, and those being made */
 	bool stopping;
-	unsigned memfds;	/* that are open; atomic */
 	unsigned dead;		/* regions that the program has unmapped as a whole */
 	LIST_HEAD(, umap_region) all;
 	TAILQ_HEAD(, umap_region) to_evict, to_read;

@@ -139,6 +139,17 @@ void umap_kernel_unregister(int uffd, void *view, uint64_t n)
 	ioctl(uffd, UFFDIO_UNREGISTER, &range);
 }
 
+/* A call for n bytes failed. Where the program has used mprotect(2), mlock(2)... on a part there is more than one mapping: then 4 KiB at a time. */
+static int less(uint64_t n, uint64_t *most)
+{
+	if (errno == EINTR)
+		return 0;
+	if (errno != ENOENT || n <= SMALL_PAGE)
+		return -errno;
+	*most = SMALL_PAGE;
+	return 0;
+}
+
 int umap_kernel_map(int uffd, void *view, uint64_t n, bool protect, uint64_t *done)
 {
 	uint64_t at = (uintptr_t)view, end = at + n, most = n;
@@ -155,17 +166,43 @@ int umap_kernel_map(int uffd, void *view, uint64_t n, bool protect, uint64_t *do
 			/* This one is mapped already. Somebody may wait for it all the same. */
 			umap_kernel_wake(uffd, (void *)at, SMALL_PAGE);
 			at += SMALL_PAGE;
-		} else if (errno == ENOENT && c.range.len > SMALL_PAGE) {
-			/* More than one mapping: the program has used mprotect(2), mlock(2)... on a part. */
-			most = SMALL_PAGE;
-		} else if (errno != EINTR) {
-			err = -errno;
-			break;
+		} else {
+			err = less(c.range.len, &most);
+			if (err)
+				break;
 		}
 	}
 	if (done)
 		*done = at - (uintptr_t)view;
 	return err;
+}
+
+int umap_kernel_copy(int uffd, void *view, const void *from, uint64_t n, bool protect, uint64_t *done)
+{
+	uint64_t most = n;
+	int err = 0;
+
+	for (*done = 0; *done < n && !err;) {
+		struct uffdio_copy c = {
+			.dst = (uintptr_t)view + *done, .src = (uintptr_t)from + *done, .len = MIN(most, n - *done),
+			.mode = UFFDIO_COPY_MODE_DONTWAKE | (protect ? UFFDIO_COPY_MODE_WP : 0),
+		};
+
+		if (!ioctl(uffd, UFFDIO_COPY, &c))
+			*done += c.len;
+		else if (c.copy > 0)
+			*done += c.copy;
+		else
+			err = less(c.len, &most);
+	}
+	return err;
+}
+
+int umap_kernel_mark(int uffd, void *view, uint64_t n)
+{
+	struct uffdio_writeprotect wp = { .range = { (uintptr_t)view, n }, .mode = UFFDIO_WRITEPROTECT_MODE_WP };
+
+	return ioctl(uffd, UFFDIO_WRITEPROTECT, &wp) ? -errno : 0;
 }
 
 int umap_kernel_unmap(void *view, uint64_t n)

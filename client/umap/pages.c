@@ -10,6 +10,10 @@
 
 #include "internal.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 /* ---- mapping ---- */
 
 struct verdict {
@@ -206,7 +210,6 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 			free_frame(r, frame);
 		} else {
 			r->n_busy--;
-			f->flags &= FRAME_TOUCHED;
 			f->state = FRAME_RESIDENT;
 			r->policy.inserted(r->policy_state, frame, i);
 		}
@@ -214,27 +217,255 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 	pthread_cond_broadcast(&r->changed);
 }
 
-/* Fill n pages, the first in this frame. The lock is held, but not meanwhile. */
-static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame, bool quick)
-{
-	int err;
+/* How pages are filled. */
+struct filling {
+	bool quick;
+	bool write;		/* the first page is to be stored to */
+	uint64_t page;		/* the first */
+	uint64_t unseen;	/* NO_PAGE; or what begins here is not to be mapped: 4 KiB of the region */
+	bool left;		/* more than that has not been mapped */
+	int err;		/* out: why the first page could not be */
+};
 
+/* Memory of the desk is made in one go; where there is none storing there would be SIGBUS. */
+static int to_desk(struct umap_region *r, uint64_t at, const char *from, uint64_t n)
+{
+	if (madvise(r->desk + at, n, MADV_POPULATE_WRITE))
+		return -ENOMEM;
+	memcpy(r->desk + at, from, n);
+	return 0;
+}
+
+/* Whether all of it is in the view, in one piece. The lock is held. */
+static bool is_there(const struct umap_region *r, uint64_t start, uint64_t end)
+{
+	for (unsigned i = 0; i < r->n_there; i++)
+		if (r->there[i].start <= start && end <= r->there[i].end)
+			return true;
+	return false;
+}
+
+static void set_mapped(struct umap_region *r, uint64_t start, uint64_t end, const struct filling *how)
+{
+	for (uint64_t page = start >> r->shift; page_start(r, page) < end; page++) {
+		/* A page of 4 KiB that is not to be mapped is not. */
+		if (page_start(r, page) != how->unseen || r->shift > __builtin_ctzl(SMALL_PAGE))
+			r->frames[frame_of(r, page)].flags |= FRAME_MAPPED;
+		if (how->write && page == how->page)
+			r->frames[frame_of(r, page)].flags |= FRAME_DIRTY;
+	}
+}
+
+/* Nothing of pages of the range was mapped. */
+static void unset_mapped(struct umap_region *r, uint64_t start, uint64_t end)
+{
+	for (uint64_t page = (start + (1ul << r->shift) - 1) >> r->shift; page_start(r, page) < end; page++)
+		r->frames[frame_of(r, page)].flags &= ~FRAME_MAPPED;
+}
+
+/* No lock is held, in both. The view: NULL, if the range is not there. */
+static char *begin_copying(struct umap_region *r, uint64_t start, uint64_t end, const struct filling *how)
+{
+	char *view = NULL;
+
+	pthread_mutex_lock(&r->lock);
+	while (r->cutting)
+		pthread_cond_wait(&r->changed, &r->lock);
+	if (is_there(r, start, end)) {
+		view = r->view;
+		r->copying++;
+		set_mapped(r, start, end, how);
+	}
+	pthread_mutex_unlock(&r->lock);
+	return view;
+}
+
+static void end_copying(struct umap_region *r, uint64_t start, uint64_t copied, uint64_t end)
+{
+	pthread_mutex_lock(&r->lock);
+	if (!--r->copying && r->cutting)
+		pthread_cond_broadcast(&r->changed);
+	if (copied < end)
+		unset_mapped(r, MAX(copied, start), end);
+	pthread_mutex_unlock(&r->lock);
+}
+
+void umap_wait_for_copies(struct umap_region *r)
+{
+	r->cutting++;
+	while (r->copying)
+		pthread_cond_wait(&r->changed, &r->lock);
+	if (!--r->cutting)
+		pthread_cond_broadcast(&r->changed);
+}
+
+/* Give the memfd and the view what was read: a range of which nothing is to be mapped otherwise, or is unseen. Returns where it stopped. */
+static uint64_t copy_to_view(struct umap_region *r, uint64_t start, uint64_t end, const char *from, const struct filling *how)
+{
+	uint64_t at = start, done;
+	int err = -EAGAIN;
+	char *view;
+
+	while (at < end && err == -EAGAIN && (view = begin_copying(r, at, end, how))) {
+		uint64_t was = at;
+
+		err = umap_kernel_copy(r->uffd, view + at, from + (at - start), end - at, r->writable && !(how->write && at >> r->shift == how->page), &done);
+		at += done;
+		end_copying(r, was, at, end);
+		if (err == -EAGAIN) {
+			/* Events of munmap(2) or mremap(2) come first. */
+			umap_read_events();
+			sched_yield();
+		}
+	}
+	return at;
+}
+
+/* Protect what is not mapped, so that it counts as clean. */
+static void mark_unseen(struct umap_region *r, struct filling *how)
+{
+	uint64_t end = how->unseen + SMALL_PAGE;
+	char *view = begin_copying(r, how->unseen, end, how);
+
+	if (!view) {
+		how->left = true;
+		return;
+	}
+	how->left |= r->writable && umap_kernel_mark(r->uffd, view + how->unseen, SMALL_PAGE);
+	end_copying(r, how->unseen, end, end);
+}
+
+/* What was read of whole pages becomes the region's. Returns how much of it; less: there is no memory. No lock is held. */
+static uint64_t place(struct umap_region *r, const char *block, uint64_t start, uint64_t n, struct filling *how)
+{
+	/* Behind the view there is nothing of the last page. */
+	uint64_t end = MIN(start + n, r->view_length);
+	uint64_t seen = how->unseen == NO_PAGE ? end : how->unseen + SMALL_PAGE; /* again */
+	uint64_t bounds[] = { how->unseen, seen, how->write ? page_end(r, how->page) : end };
+
+	for (uint64_t at = start, next, done; at < end; at = next) {
+		next = end;
+		for (unsigned i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++)
+			if (bounds[i] > at && bounds[i] < next)
+				next = bounds[i];
+		done = at == how->unseen ? at : copy_to_view(r, at, next, block + (at - start), how);
+		if (done < next && to_desk(r, done, block + (done - start), next - done))
+			return done - start;
+		if (at != how->unseen)
+			how->left |= done < next;
+		else if (r->shift > __builtin_ctzl(SMALL_PAGE))
+			mark_unseen(r, how);
+	}
+	return n;
+}
+
+static void add_stored(void *arg, uint64_t start, uint64_t end, bool mapped, bool clean)
+{
+	bool *stored = arg;
+
+	(void)mapped;
+	for (uint64_t at = start; at < end; at += SMALL_PAGE)
+		stored[at / SMALL_PAGE] = !clean;
+}
+
+/*
+ * A page cannot become the region's, but the beginning of it has been mapped: what was stored there is written now, as the page is FILLING, and
+ * ends. No lock is held.
+ */
+static void write_beginning(struct umap_region *r, uint64_t start, uint64_t end)
+{
+	bool stored[MAX_BLOCK / SMALL_PAGE] = { false };
+	int err = 0;
+
+	pthread_mutex_lock(&umap.events_lock);
+	pthread_mutex_lock(&r->lock);
+	FOR_EACH_THERE(r, start, end, i, a, b)
+		if (!umap_kernel_scan(r->view + a, b - a, false, NULL, NULL) && !umap_kernel_unmap(r->view + a, b - a) && r->writable)
+			umap_kernel_scan(r->view + a, b - a, false, add_stored, stored + (a - start) / SMALL_PAGE);
+	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_unlock(&umap.events_lock);
+	for (uint64_t at = start; at < end; at += SMALL_PAGE)
+		if (stored[(at - start) / SMALL_PAGE])
+			err = umap_write(r, at, SMALL_PAGE) ?: err;
+	if (!err)
+		return;
+	pthread_mutex_lock(&r->lock);
+	r->error = err;
+	r->stats.write_errors++;
+	pthread_mutex_unlock(&r->lock);
+}
+
+/* Take frames for n pages, or as many as there are, the first of which is this one. Returns how many. The lock is held. */
+static uint64_t take_frames(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame)
+{
 	for (uint64_t i = page; i < page + n; i++) {
 		if (i > page)
 			frame = take_frame(r);
-		if (frame == NO_FRAME) {
-			n = i - page;
-			break;
-		}
+		if (frame == NO_FRAME)
+			return i - page;
 		r->frames[frame] = (struct umap_frame){ .page = i, .state = FRAME_FILLING };
 		r->frame_of[i] = frame + 1;
 		r->n_busy++;
 	}
-	pthread_mutex_unlock(&r->lock);
-	err = umap_read(r, page_start(r, page), n << r->shift, quick);
-	pthread_mutex_lock(&r->lock);
-	fill_ended(r, page, n, err);
-	return err ? err : (int)n;
+	return n;
+}
+
+/* Pages that are filled become resident, and whoever waits for them goes on. The lock is held. */
+static void show(struct umap_region *r, uint64_t page, uint64_t n, struct filling *how)
+{
+	uint64_t unseen = how->unseen >> r->shift, first = page;
+	bool touched;
+
+	if (!n)
+		return;
+	fill_ended(r, page, n, 0);
+	/* What fails is a matter of those who wait for the page: they touch it again. */
+	if (how->left && page == how->page) {
+		how->err = map_pages(r, page, 1, how->write);
+		first++;
+	}
+	if (how->left && first < page + n)
+		map_pages(r, first, page + n - first, false);
+	touched = how->unseen != NO_PAGE && unseen >= page && unseen < page + n && r->frames[frame_of(r, unseen)].flags & FRAME_TOUCHED;
+	if (!how->left && touched)
+		map_resident(r, frame_of(r, unseen), how->unseen, false);
+	how->left = false;
+	FOR_EACH_THERE(r, r->by_signal ? UINT64_MAX : page_start(r, page), page_end(r, page + n - 1), i, a, b)
+		umap_kernel_wake(r->uffd, r->view + a, b - a);
+}
+
+/*
+ * Fill n pages, the first in this frame, and map them. Returns how many were filled, or why the first was not. The lock is held, but not
+ * meanwhile.
+ */
+static int fill(struct umap_region *r, uint64_t n, uint32_t frame, struct filling *how)
+{
+	uint64_t page = how->page, done = 0, most = MAX(BLOCK >> r->shift, 1);
+	char *block = umap_take_block();
+	int err = block ? 0 : -ENOMEM;
+
+	n = take_frames(r, page, n, frame);
+	while (done < n && !err) {
+		uint64_t start = page_start(r, page + done), bytes = MIN(most, n - done) << r->shift, placed = 0;
+
+		pthread_mutex_unlock(&r->lock);
+		err = umap_read(r, block, start, bytes, how->quick);
+		if (!err)
+			placed = place(r, block, start, bytes, how);
+		if (!err && placed < bytes)
+			err = -ENOMEM;
+		if (placed & ((1ul << r->shift) - 1))
+			write_beginning(r, (start + placed) >> r->shift << r->shift, start + placed);
+		pthread_mutex_lock(&r->lock);
+		show(r, page + done, placed >> r->shift, how);
+		done += placed >> r->shift;
+	}
+	if (block)
+		umap_give_block(block);
+	fill_ended(r, page + done, n - done, err);
+	if (done && err && err != -EAGAIN)
+		r->stats.read_errors++;
+	return done ? (int)done : err;
 }
 
 /* A hole of the program's: nothing can be touched there. Else, make the toucher get SIGBUS; a handler knows without. The lock is held. */
@@ -249,6 +480,7 @@ static void poison(struct umap_region *r, uint64_t at)
 
 static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, bool fault, bool write, enum umap_how how)
 {
+	struct filling filling = { .quick = how == UMAP_QUICK, .write = write, .page = page, .unseen = NO_PAGE };
 	uint32_t frame;
 	uint64_t run;
 	int n, err;
@@ -263,11 +495,11 @@ static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, boo
 		return err ? err : -EAGAIN;	/* the page may be there by now */
 	}
 	run = run_length(r, page, want);
-	n = fill(r, page, run, frame, how == UMAP_QUICK);
+	n = fill(r, run, frame, &filling);
 	/* What was to be read ahead may be why it failed. Its frames are free again, and the page is not there. */
 	if (n < 0 && n != -EAGAIN && run > 1) {
 		r->stats.read_errors++;
-		n = fill(r, page, 1, take_frame(r), how == UMAP_QUICK);
+		n = fill(r, 1, take_frame(r), &filling);
 	}
 	if (n < 0) {
 		if (how == UMAP_QUICK && n == -EAGAIN)
@@ -278,12 +510,7 @@ static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, boo
 	r->stats.ahead += fault ? n - 1 : n;
 	if (fault)
 		r->next_fault = page + n;
-	/* A fault that stores finds its own page ready for that; the others are protected. */
-	err = map_pages(r, page, 1, write);
-	/* Whoever waits for these faults for himself if it fails. */
-	if (n > 1)
-		map_pages(r, page + 1, n - 1, false);
-	return err;
+	return filling.err;
 }
 
 static int bring(struct umap_region *r, uint64_t page, uint64_t want, uint64_t at, bool write, enum umap_how how)
@@ -371,22 +598,10 @@ int umap_bring(struct umap_region *r, uint64_t page, uint64_t n)
 	return err;
 }
 
-/* Of n pages that have just been read all but @marker. The lock is held. */
-static void map_around(struct umap_region *r, uint64_t page, uint64_t n, uint64_t marker)
+void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t unseen)
 {
 	uint64_t end = page + n;
-
-	if (marker < page || marker >= end || r->frames[frame_of(r, marker)].flags & FRAME_TOUCHED)
-		marker = end;
-	if (marker > page)
-		map_pages(r, page, marker - page, false);
-	if (marker + 1 < end)
-		map_pages(r, marker + 1, end - marker - 1, false);
-}
-
-void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t marker)
-{
-	uint64_t end = page + n;
+	struct filling filling;
 	uint32_t frame;
 	int got = 1;
 
@@ -399,11 +614,11 @@ void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t 
 		if (frame == NO_FRAME)
 			break;
 		/* Whoever touches what cannot be read is told then. */
-		got = fill(r, page, run_length(r, page, end - page), frame, false);
+		filling = (struct filling){ .page = page, .unseen = unseen };
+		got = fill(r, run_length(r, page, end - page), frame, &filling);
 		if (got <= 0)
 			break;
 		r->stats.ahead += got;
-		map_around(r, page, got, marker);
 	}
 	unlock_and_kick(r);
 }
@@ -417,6 +632,7 @@ void umap_cut(struct umap_region *r, uint64_t start, uint64_t end)
 	struct umap_range *more;
 
 	pthread_mutex_lock(&r->lock);
+	umap_wait_for_copies(r);
 	for (uint64_t page = start >> r->shift; page < r->pages && page_start(r, page) < end; page++) {
 		struct umap_frame *f = r->frame_of[page] ? &r->frames[frame_of(r, page)] : NULL;
 

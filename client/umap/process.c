@@ -241,17 +241,16 @@ static void forget_all(void)
 	pthread_cond_init(&umap.changed, NULL);
 	while ((r = LIST_FIRST(&umap.all))) {
 		remove_places(r);
-		if (umap_has_memfd(r))
-			close(r->memfd);
 		LIST_REMOVE(r, link);	/* its memory is left alone: a thread may have been at it */
 	}
 	TAILQ_INIT(&umap.to_evict);
 	TAILQ_INIT(&umap.to_read);
 	umap_files_forget();
+	umap_blocks_forget();
 	umap_threads_forget();
 	if (umap.kernel.uffd >= 0)
 		umap_kernel_close(&umap.kernel);
-	umap.regions = umap.dead = umap.memfds = 0;
+	umap.regions = umap.dead = 0;
 	umap.stopping = false;
 }
 
@@ -306,6 +305,7 @@ void umap_process_leave(void)
 	if (!--umap.regions) {
 		umap.stopping = true;
 		umap_threads_stop();
+		umap_blocks_end();
 		umap_kernel_close(&umap.kernel);
 		umap.stopping = false;
 		pthread_cond_broadcast(&umap.changed);

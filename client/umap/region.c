@@ -2,24 +2,19 @@
  * region.c - making and ending regions.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/param.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "policy.h"
 #include "region.h"
 
-#define MAX_PAGE (2ul << 20)
+#define MAX_PAGE MAX_BLOCK
 #define MIN_FRAMES 3
 #define MOST_FREE (8ul << 20)	/* bytes that are made free in the background, by default */
 #define NOT_SET 101		/* no percentage */
-#define KEEP_SHIFT 16		/* of regions with such pages, or that read ahead, memfds stay open... */
-#define MAX_MEMFDS 64		/* ...so many at most */
 
 int umap_result(int err)
 {
@@ -176,68 +171,6 @@ static char *map_memfd(int fd, char *at, uint64_t n)
 	return p;
 }
 
-/*
- * Whether writing to a memfd makes no huge pages, with which the memory of many pages would come with one: it does not know of
- * MADV_NOHUGEPAGE.
- */
-static bool writes_small_pages(void)
-{
-	int fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
-	char text[128];
-	ssize_t n;
-
-	if (fd < 0)
-		return errno == ENOENT && !access("/sys/kernel/mm", F_OK); /* else nothing is known */
-	n = read(fd, text, sizeof(text) - 1);
-	close(fd);
-	text[MAX(n, 0)] = 0;
-	return strstr(text, "[never]") || strstr(text, "[advise]") || strstr(text, "[deny]");
-}
-
-/* The same with a number that a program that closes what it does not know, and opens files then, comes to last. */
-static int high_number(int fd)
-{
-	struct rlimit most;
-	int high;
-
-	if (getrlimit(RLIMIT_NOFILE, &most))
-		return fd;
-	high = fcntl(fd, F_DUPFD_CLOEXEC, (int)MIN(most.rlim_cur, 1024) / 2);
-	if (high < 0)
-		return fd;
-	close(fd);
-	return high;
-}
-
-/*
- * Keep the memfd's descriptor, by which pages are filled in less time (segments.c): only so many, as the program has a limit of
- * descriptors. Else it is closed: the mappings keep the memory.
- */
-static void keep_memfd(struct umap_region *r, int fd)
-{
-	bool wanted = (r->shift >= KEEP_SHIFT || r->most_ahead) && __atomic_load_n(&umap.memfds, __ATOMIC_RELAXED) < MAX_MEMFDS;
-	struct stat st;
-
-	if (!wanted || !writes_small_pages() || fstat(fd, &st)) {
-		close(fd);
-		return;
-	}
-	__atomic_add_fetch(&umap.memfds, 1, __ATOMIC_RELAXED);
-	r->memfd_dev = st.st_dev;
-	r->memfd_ino = st.st_ino;
-	r->memfd = high_number(fd);
-}
-
-static void close_memfd(struct umap_region *r)
-{
-	if (r->memfd < 0)
-		return;
-	if (umap_has_memfd(r))
-		close(r->memfd);
-	r->memfd = -1;
-	__atomic_sub_fetch(&umap.memfds, 1, __ATOMIC_RELAXED);
-}
-
 /* @view: reserved, and unmapped if this fails. */
 static int map_views(struct umap_region *r, char *view)
 {
@@ -278,7 +211,7 @@ static int map_views(struct umap_region *r, char *view)
 		goto close_fd;
 	}
 	r->view = view;
-	keep_memfd(r, fd);
+	close(fd);	/* the mappings keep the memory */
 	return 0;
 
 close_fd:
@@ -301,13 +234,8 @@ static void free_region(struct umap_region *r)
 		umap_kernel_unregister(r->uffd, r->view + r->there[i].start, r->there[i].end - r->there[i].start);
 		munmap(r->view + r->there[i].start, r->there[i].end - r->there[i].start);
 	}
-	if (r->desk) {
-		/* A child that was made just now may have the descriptor still. */
-		if (r->memfd >= 0)
-			madvise(r->desk, r->desk_length, MADV_REMOVE);
+	if (r->desk)
 		munmap(r->desk, r->desk_length);
-	}
-	close_memfd(r);
 	if (r->policy_state)
 		r->policy.destroy(r->policy_state);
 	umap_segments_close(r);
@@ -354,7 +282,6 @@ static int new_region(const struct gaia_umap_config *c, struct umap_region **out
 	r->writable = c->prot & PROT_WRITE;
 	r->shift = __builtin_ctzl(c->page_size);
 	r->advice = GAIA_UMAP_NORMAL;
-	r->memfd = -1;
 	err = umap_segments_open(r, c);
 	if (err)
 		goto free_r;

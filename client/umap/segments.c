@@ -8,43 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/param.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "internal.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
-/* ---- blocks ---- */
-
-/*
- * What is read to memory that is there already, and written to the memfd from there, is copied twice; but new pages of the memfd are neither
- * zeroed nor mapped first, which takes longer. Small enough to stay in a processor's cache.
- */
-#define BLOCK (128ul << 10)
-#define BLOCKS 16
-#define ALONE (64ul << 10)	/* bytes; what is more takes long */
-static char blocks[BLOCKS][BLOCK] __attribute__((aligned(4096)));
-static unsigned blocks_taken; /* bits; atomic, as a handler of a signal may not wait */
-
-static int take_block(void)
-{
-	for (int i = 0; i < BLOCKS; i++)
-		if (!(__atomic_fetch_or(&blocks_taken, 1u << i, __ATOMIC_ACQUIRE) & 1u << i))
-			return i;
-	return -1;
-}
-
-static void give_block(int i)
-{
-	__atomic_fetch_and(&blocks_taken, ~(1u << i), __ATOMIC_RELEASE);
-}
 
 /* ---- threads that are in a function of a store ---- */
 
@@ -212,7 +181,6 @@ void umap_files_forget(void)
 			close(f->fd);
 			free(f);
 		}
-	blocks_taken = 0;
 	LIST_INIT(&insiders);
 	pthread_mutex_init(&insiders_lock, NULL);
 }
@@ -333,87 +301,11 @@ static struct umap_segment *segment_of(struct umap_region *r, uint64_t at)
 
 /* ---- bytes ---- */
 
-/*
- * Make memory of the desk in one go: else whoever stores there faults for each 4 KiB. Where there is none that would be SIGBUS.
- * EINVAL: an old kernel.
- */
-static int populate(struct umap_region *r, uint64_t start, uint64_t n)
+static int read_file(struct umap_segment *s, char *buf, uint64_t n, uint64_t offset, bool nowait)
 {
-	uint64_t from = start & ~(SMALL_PAGE - 1);
-
-	return madvise(r->desk + from, start + n - from, MADV_POPULATE_WRITE) && errno != EINVAL ? -ENOMEM : 0;
-}
-
-bool umap_has_memfd(const struct umap_region *r)
-{
-	struct stat st;
-
-	return r->memfd >= 0 && !fstat(r->memfd, &st) && st.st_dev == r->memfd_dev && st.st_ino == r->memfd_ino;
-}
-
-/* A limit would raise SIGXFSZ. */
-static bool can_write_memfd(const struct umap_region *r)
-{
-	struct rlimit most;
-
-	return umap_has_memfd(r) && !getrlimit(RLIMIT_FSIZE, &most) && most.rlim_cur >= r->desk_length;
-}
-
-/* *out: how many bytes came, from the first on: up to the end of the file, or to what failed. False: this way cannot be gone. */
-static bool copy_file(struct umap_region *r, struct umap_segment *s, uint64_t at, uint64_t n, uint64_t offset, bool nowait, uint64_t *out)
-{
-	bool alone = n >= ALONE, leaves = r->n_frames < r->pages;
-	uint64_t done = 0;
-	int i = -1;
-
-	*out = 0;
-	/* Of little this takes longer. But no processor has to be told when it leaves, as of what was mapped and stored to on the desk. */
-	if (!alone && !leaves)
-		return false;
-	/* Of what takes long one at a time: others would wait in the kernel for the memfd, and fill the desk meanwhile instead. */
-	if (alone && __atomic_exchange_n(&r->copying, true, __ATOMIC_ACQUIRE))
-		return false;
-	if (can_write_memfd(r))
-		i = take_block();
-	while (i >= 0 && done < n) {
-		struct iovec v = { blocks[i], MIN(n - done, BLOCK) };
-		ssize_t got = preadv2(s->file->fd, &v, 1, offset + done, nowait ? RWF_NOWAIT : 0);
-
-		/* Reading may have taken long. */
-		if (got <= 0 || !umap_has_memfd(r) || pwrite(r->memfd, blocks[i], got, at + done) != got)
-			break;
-		done += got;
-	}
-	/* If the program has closed it meanwhile, what was written went nowhere, or elsewhere. */
-	if (done > 0 && !umap_has_memfd(r))
-		done = 0;
-	if (alone)
-		__atomic_store_n(&r->copying, false, __ATOMIC_RELEASE);
-	if (i < 0)
-		return false;
-	give_block(i);
-	*out = done;
-	return true;
-}
-
-static int read_file(struct umap_region *r, struct umap_segment *s, uint64_t at, uint64_t n, uint64_t offset, bool nowait)
-{
-	bool copied;
-	uint64_t done;
-	char *buf;
-
-	copied = copy_file(r, s, at, n, offset, nowait, &done);
-	if (copied && done < n && nowait)
-		return -EAGAIN;
-	at += done;
-	n -= done;
-	offset += done;
-	buf = r->desk + at;
-	if ((n > SMALL_PAGE || (copied && n)) && populate(r, at, n))
-		return -ENOMEM;
 	while (n) {
 		struct iovec v = { buf, n };
-		ssize_t got = nowait ? preadv2(s->file->fd, &v, 1, offset, RWF_NOWAIT) : pread(s->file->fd, buf, n, offset);
+		ssize_t got = preadv2(s->file->fd, &v, 1, offset, nowait ? RWF_NOWAIT : 0);
 
 		if (nowait && got != (ssize_t)n)
 			return -EAGAIN;
@@ -432,7 +324,7 @@ static int read_file(struct umap_region *r, struct umap_segment *s, uint64_t at,
 	return 0;
 }
 
-static int read_store(struct umap_region *r, struct umap_segment *s, char *buf, uint64_t n, uint64_t offset)
+static int read_store(struct umap_segment *s, char *buf, uint64_t n, uint64_t offset)
 {
 	struct inside in;
 	uint64_t end, there;
@@ -441,41 +333,31 @@ static int read_store(struct umap_region *r, struct umap_segment *s, char *buf, 
 	if (err)
 		return err;
 	there = end <= offset ? 0 : MIN(n, end - offset);
-	if (n > SMALL_PAGE && populate(r, buf - r->desk, n))
-		return -ENOMEM;
+	/* What it does not write must not be what was in another page. */
+	memset(buf, 0, n);
 	if (there) {
 		enter_store(&in);
 		err = s->store.read(s->store.arg, buf, there, offset);
 		leave_store(&in);
-		if (err)
-			return err > 0 ? -EIO : err;
-		/* What it has not touched must be there all the same. */
-		for (uint64_t i = 0; i < there; i += SMALL_PAGE)
-			(void)*(volatile char *)(buf + i);
-		(void)*(volatile char *)(buf + there - 1);
 	}
-	memset(buf + there, 0, n - there);
-	return 0;
+	return err > 0 ? -EIO : err;
 }
 
-int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait)
+int umap_read(struct umap_region *r, char *buf, uint64_t start, uint64_t n, bool nowait)
 {
 	uint64_t end = MIN(start + n, r->length);
-	const struct umap_segment *first = segment_of(r, start);
 	int err = 0;
 
-	if (n > SMALL_PAGE && end > first->start + first->length)
-		err = populate(r, start, n);
 	for (uint64_t at = start; at < end && !err;) {
 		struct umap_segment *s = segment_of(r, at);
 		uint64_t part = MIN(end, s->start + s->length) - at;
 
 		if (s->file)
-			err = read_file(r, s, at, part, s->offset + (at - s->start), nowait);
+			err = read_file(s, buf + (at - start), part, s->offset + (at - s->start), nowait);
 		else if (nowait)
 			err = -EAGAIN;
 		else
-			err = read_store(r, s, r->desk + at, part, s->offset + (at - s->start));
+			err = read_store(s, buf + (at - start), part, s->offset + (at - s->start));
 		if (!err || !nowait) {
 			__atomic_add_fetch(&r->reads, 1, __ATOMIC_RELAXED);
 			__atomic_add_fetch(&r->read_bytes, part, __ATOMIC_RELAXED);
@@ -483,9 +365,8 @@ int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait)
 		at += part;
 	}
 	/* The region's last page may have bytes that nothing stands behind. */
-	end = MIN(start + n, r->view_length);
-	if (!err && end > r->length)
-		memset(r->desk + r->length, 0, end - r->length);
+	if (!err && start + n > r->length)
+		memset(buf + (r->length - start), 0, start + n - r->length);
 	return nowait ? err : umap_foreign(err);
 }
 

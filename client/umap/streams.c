@@ -60,12 +60,20 @@ static void skip(struct umap_stream *s)
 		s->backward = s->front > 0 ? s->front - 1 : NO_PAGE;
 }
 
+/* Also a fault behind all that was asked for: in what comes before it another part of the page has been touched first. */
+static bool is_next(const struct umap_stream *s, uint64_t page, bool forward)
+{
+	if (!s->used || (forward ? s->forward : s->backward) == NO_PAGE)
+		return false;
+	return page == (forward ? s->forward : s->backward) || (s->window && page == (forward ? s->front : s->front - 1));
+}
+
 bool umap_goes_on(const struct umap_region *r, uint64_t page)
 {
 	bool any = page == r->next_fault;
 
 	for (unsigned k = 0; k < STREAMS; k++)
-		any |= r->streams[k].used && page == r->streams[k].forward;
+		any |= is_next(&r->streams[k], page, true);
 	return any;
 }
 
@@ -75,13 +83,14 @@ bool umap_follow_stream(struct umap_region *r, uint64_t page)
 		return false;
 	for (unsigned k = 0; k < STREAMS; k++) {
 		struct umap_stream *s = &r->streams[k];
+		bool forward = is_next(s, page, true);
 
-		if (!s->used || (page != s->forward && page != s->backward))
+		if (!forward && !is_next(s, page, false))
 			continue;
 		if (s->n && !s->begun)
 			skip(s);
 		else
-			go_on(r, s, page, page == s->forward);
+			go_on(r, s, page, forward);
 		return s->n;
 	}
 	begin(r, page);
@@ -120,6 +129,14 @@ static bool has_ahead(const struct umap_region *r)
 	return any;
 }
 
+/* Of the page at which the stream goes on. */
+static uint64_t touched_first(const struct umap_region *r, const struct umap_stream *s)
+{
+	if (s->forward != NO_PAGE)
+		return page_start(r, s->forward);
+	return s->backward != NO_PAGE ? MIN(page_end(r, s->backward), r->view_length) - SMALL_PAGE : NO_PAGE;
+}
+
 void umap_read_streams(struct umap_region *r)
 {
 	struct umap_stream s;
@@ -133,7 +150,7 @@ void umap_read_streams(struct umap_region *r)
 		if (more)
 			umap_kick_reader(r);
 		if (any)
-			umap_read_ahead(r, s.from, s.n, s.forward != NO_PAGE ? s.forward : s.backward);
+			umap_read_ahead(r, s.from, s.n, touched_first(r, &s));
 		/* What is left is queued: others may do it when nobody waits. */
 	} while (any && !umap_ending(r) && !(more && umap_faults_wait()));
 }

@@ -114,6 +114,7 @@ static void apply_remap(char *from, char *to, uint64_t n)
 	if (!r)
 		return;
 	pthread_mutex_lock(&r->lock);
+	umap_wait_for_copies(r);
 	if (r->n_there == 1 && from == r->view + r->there[0].start && n >= r->there[0].end - r->there[0].start) {
 		umap_region_moved(r, to - r->there[0].start);
 		pthread_mutex_unlock(&r->lock);

@@ -130,6 +130,21 @@ static size_t in_a_row(const uint64_t *pages, size_t n)
 	return k;
 }
 
+/* What is stored to pages that are FILLING and mapped already is told when they are resident (U2). The lock is held, but not meanwhile. */
+static void wait_for_fills(struct umap_region *r, uint64_t page, size_t n)
+{
+	for (size_t k = 0; k < n;) {
+		const struct umap_frame *f = r->frame_of[page + k] ? &r->frames[frame_of(r, page + k)] : NULL;
+
+		if (f && f->state == FRAME_FILLING && f->flags & FRAME_MAPPED) {
+			pthread_cond_wait(&r->changed, &r->lock);
+			k = 0;
+		} else {
+			k++;
+		}
+	}
+}
+
 int umap_write_range(struct umap_region *r, uint64_t start, uint64_t end)
 {
 	uint64_t *pages, unseen = 0;
@@ -148,6 +163,7 @@ int umap_write_range(struct umap_region *r, uint64_t start, uint64_t end)
 			/* From here on what was stored before this call is told by DIRTY. */
 			size_t k = in_a_row(pages + i, n - i);
 
+			wait_for_fills(r, page, k);
 			unseen = page + k;
 			umap_rescan(r, page_start(r, page), page_end(r, page + k - 1), true);
 		}
