@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -94,51 +92,6 @@ Test(umap_lacks, mmap_can_be_asked_for)
 	cr_assert_eq(rig_stats(rig).is, GAIA_UMAP_IS_MMAP);
 	cr_assert_arr_eq(rig->view, rig->content, rig->length);
 	rig_unmap(rig);
-}
-
-/* ---- no memory ---- */
-
-#define POPULATE_WRITE 23	/* MADV_ */
-
-/* Both ways to make memory of a large page. */
-static bool forbid_memory(void)
-{
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pwrite64, 3, 0),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, POPULATE_WRITE, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
-
-	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-}
-
-static bool lacks_memory(struct rig *rig)
-{
-	void *page;
-
-	if (!forbid_memory())
-		return false;
-	rig_map(rig);
-	page = rig->view + 65536;
-	return rig_bus(rig->view) && gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT) == -1 && errno == ENOMEM &&
-	       !gaia_uunmap(rig->view, rig->length);
-}
-
-Test(umap_lacks, a_page_that_there_is_no_memory_for_is_sigbus_for_who_touches_it)
-{
-	struct rig *rig = rig_create(4 * 65536);
-
-	NOT_FOR_TSAN;
-	rig->config.page_size = 65536;
-	rig_map(rig);
-	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	cr_assert(rig_in_child(lacks_memory, rig));
-	rig_end(rig);
 }
 
 /* ---- descriptors ---- */

@@ -24,7 +24,8 @@ struct memory {
 	atomic_uint_least64_t bad_from;	/* what reaches beyond it cannot be read; 0: all can */
 	atomic_uint reads, writes, syncs;
 	unsigned char *_Atomic view;	/* read() touches this, if it is not NULL */
-	atomic_bool hold;	/* read() waits until it is not set */
+	atomic_bool hold;	/* read() waits until it is not set, for what lies behind this: */
+	uint64_t hold_from;
 	atomic_int call;	/* the errno of a call that read() has made */
 };
 
@@ -34,7 +35,7 @@ static int memory_read(void *arg, void *buf, size_t n, uint64_t offset)
 
 	atomic_fetch_add(&m->reads, 1);
 	cr_assert_leq(offset + n, m->length);
-	while (atomic_load(&m->hold))
+	while (atomic_load(&m->hold) && offset >= m->hold_from)
 		usleep(1000);
 	if (m->view) {
 		m->call = gaia_umap_flush(m->view, 1, 0) ? errno : 0;
@@ -80,6 +81,7 @@ static struct gaia_umap_store store = {
 };
 static struct rig rig;
 static uint64_t page_size = 4096;
+static uint32_t read_ahead;
 
 static void map_memory(uint64_t length, uint64_t budget)
 {
@@ -89,7 +91,7 @@ static void map_memory(uint64_t length, uint64_t budget)
 	rig.segment = (struct gaia_umap_segment){ .store = &store };
 	rig.config = (struct gaia_umap_config){
 		.size = sizeof(rig.config), .prot = PROT_READ | PROT_WRITE, .flags = GAIA_UMAP_NEED_PAGING, .segments = &rig.segment,
-		.n_segments = 1, .budget = budget, .page_size = page_size,
+		.n_segments = 1, .budget = budget, .page_size = page_size, .read_ahead = read_ahead,
 	};
 	rig.length = length;
 	rig_map(&rig);
@@ -372,6 +374,30 @@ Test(umap_stores, a_store_that_waits_holds_up_only_who_needs_it)
 	for (unsigned i = 0; i < 2; i++)
 		cr_assert_eq(touch_end(&t[i]), 10);
 	cr_assert_eq(memory.reads, 2, "two faults of a page are one read");
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+/* It is the page by which the stream goes on, and not mapped otherwise. */
+Test(umap_stores, who_touches_what_is_being_read_ahead_faults_once)
+{
+	struct toucher t = { .at = NULL };
+
+	page_size = 8192;
+	read_ahead = 1;
+	map_memory(PAGES * 4096, 0);
+	cr_assert_eq(gaia_umap_advise(rig.view, rig.length, GAIA_UMAP_NORMAL), 0);
+	memory.hold_from = 4 * 8192;
+	memory.hold = true;
+	/* Both read the page behind, too. */
+	cr_assert_eq(rig.view[0], 1);
+	cr_assert_eq(rig.view[2 * 8192], 5);
+	while (memory.reads < 3)
+		usleep(1000);
+	t.at = rig.view + memory.hold_from;
+	touch_begin(&t);
+	memory.hold = false;
+	cr_assert_eq(touch_end(&t), 9);
+	cr_assert_eq(rig_stats(&rig).faults, 3);
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 

@@ -1,0 +1,218 @@
+/* Regions of gaia/umap.h: what happens while a page is copied to their memory (UFFDIO_COPY), and where that fails. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "thread_sleeps.h"
+#include "umap_rig.h"
+
+TestSuite(umap_copies, .timeout = 100);
+
+/* In the place of a copy; NULL: it is made. */
+static int (*_Atomic on_copy)(int fd, struct uffdio_copy *copy);
+
+static int make_copy(int fd, struct uffdio_copy *copy)
+{
+	return (int)syscall(SYS_ioctl, fd, UFFDIO_COPY, copy);
+}
+
+/* The library's, too. */
+int ioctl(int fd, unsigned long request, ...)
+{
+	va_list args;
+	void *arg;
+
+	va_start(args, request);
+	arg = va_arg(args, void *);
+	va_end(args);
+	if (request == UFFDIO_COPY && on_copy)
+		return on_copy(fd, arg);
+	return (int)syscall(SYS_ioctl, fd, request, arg);
+}
+
+/* ---- no memory ---- */
+
+#define POPULATE_WRITE 23 /* MADV_ */
+#define COPIED 8192	  /* where a copy stops */
+#define STORED 4097	  /* what the program stores to before that */
+
+static int fail(int fd, struct uffdio_copy *copy)
+{
+	errno = ENOMEM;
+	return -1;
+}
+
+static int stop(int fd, struct uffdio_copy *copy)
+{
+	on_copy = fail;
+	copy->len = COPIED;
+	if (!make_copy(fd, copy))
+		((volatile char *)(uintptr_t)copy->dst)[STORED] = 'x';
+	errno = EAGAIN;
+	return -1;
+}
+
+/* The other way to make memory. */
+static bool forbid_memory(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, POPULATE_WRITE, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
+
+	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+static bool lacks_memory(struct rig *rig)
+{
+	void *page;
+
+	if (!forbid_memory())
+		return false;
+	rig_map(rig);
+	on_copy = fail;
+	page = rig->view + 65536;
+	return rig_bus(rig->view) && gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT) == -1 && errno == ENOMEM &&
+	       !gaia_uunmap(rig->view, rig->length);
+}
+
+Test(umap_copies, a_page_that_there_is_no_memory_for_is_sigbus_for_who_touches_it)
+{
+	struct rig *rig = rig_create(4 * 65536);
+
+	NOT_FOR_TSAN;
+	rig->config.page_size = 65536;
+	rig_map(rig);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	cr_assert(rig_in_child(lacks_memory, rig));
+	rig_end(rig);
+}
+
+static bool lacks_the_rest(struct rig *rig)
+{
+	char stored = 0;
+
+	if (!forbid_memory())
+		return false;
+	rig_map(rig);
+	on_copy = stop;
+	if (!rig_bus(rig->view + 65536 + 32768) || pread(rig->fd, &stored, 1, 65536 + STORED) != 1 || stored != 'x')
+		return false;
+	/* Nothing else was written, and with memory it all comes. */
+	rig->content[65536 + STORED] = 'x';
+	on_copy = NULL;
+	return rig_stats(rig).written_bytes == 4096 && !memcmp(rig->view, rig->content, 65536 + 32768) && !gaia_uunmap(rig->view, rig->length);
+}
+
+Test(umap_copies, what_is_stored_to_a_page_whose_rest_there_is_no_memory_for_is_written)
+{
+	struct rig *rig = rig_create(4 * 65536);
+
+	NOT_FOR_TSAN;
+	rig->config.page_size = 65536;
+	rig_map(rig);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	cr_assert(rig_in_child(lacks_the_rest, rig));
+	rig_end(rig);
+}
+
+/* ---- at the same time ---- */
+
+static struct {
+	pid_t main;
+	atomic_bool begun; /* a copy */
+	atomic_bool going; /* the main thread does what is to happen meanwhile */
+	atomic_bool done;  /* and has done it */
+} meanwhile;
+
+/* Until the main thread has done it, or waits. */
+static void wait_for_main(void)
+{
+	meanwhile.begun = true;
+	while (!meanwhile.going || (!meanwhile.done && !thread_sleeps(meanwhile.main)))
+		usleep(1000);
+}
+
+static void *bring(void *page)
+{
+	return (void *)(intptr_t)gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT);
+}
+
+/* On return a copy of the page has begun. */
+static void begin_to_bring(pthread_t *thread, unsigned char *page, int (*how)(int fd, struct uffdio_copy *copy))
+{
+	meanwhile.main = gettid();
+	on_copy = how;
+	cr_assert_eq(pthread_create(thread, NULL, bring, page), 0);
+	while (!meanwhile.begun)
+		usleep(1000);
+	meanwhile.going = true;
+}
+
+static int copy_and_store(int fd, struct uffdio_copy *copy)
+{
+	int result = make_copy(fd, copy);
+
+	((volatile char *)(uintptr_t)copy->dst)[STORED % 4096] = 'x';
+	wait_for_main();
+	return result;
+}
+
+Test(umap_copies, a_flush_writes_what_is_stored_to_a_page_that_is_being_copied)
+{
+	struct rig *rig = rig_create(4 * 4096);
+	pthread_t thread;
+
+	rig_map(rig);
+	begin_to_bring(&thread, rig->view + 4096, copy_and_store);
+	cr_assert_eq(gaia_umap_flush(rig->view, rig->length, 0), 0);
+	meanwhile.done = true;
+	rig->content[STORED] = 'x';
+	rig_check_file(rig, rig->content);
+	pthread_join(thread, NULL);
+	rig_unmap(rig);
+}
+
+static int copy_late(int fd, struct uffdio_copy *copy)
+{
+	on_copy = NULL;
+	wait_for_main();
+	return make_copy(fd, copy);
+}
+
+Test(umap_copies, a_copy_does_not_go_to_a_region_that_comes_in_the_place_of_its_own)
+{
+	struct rig *rig = rig_create(4 * 4096), *other = rig_create(4096);
+	pthread_t thread;
+
+	rig_map(rig);
+	begin_to_bring(&thread, rig->view + 4096, copy_late);
+	cr_assert_eq(munmap(rig->view + 4096, 4096), 0);
+	other->content[0] = (unsigned char)~rig->content[4096];
+	cr_assert_eq(pwrite(other->fd, other->content, 1, 0), 1);
+	other->config.flags |= GAIA_UMAP_FIXED;
+	other->config.addr = rig->view + 4096;
+	rig_map(other);
+	meanwhile.done = true;
+	pthread_join(thread, NULL);
+	cr_assert_arr_eq(other->view, other->content, 4096);
+	rig_unmap(other);
+	rig_unmap(rig);
+}
