@@ -44,7 +44,7 @@
 
 #define SMALL_PAGE 4096ul
 #define MAX_RUN (1ul << 20)	/* bytes that are read or written at a time, or one page */
-#define BLOCK (128ul << 10)	/* of which so many are read at a time, or one page: what stays in a processor's cache */
+#define BLOCK (128ul << 10)	/* of which so many are read at a time: what stays in a processor's cache. With O_DIRECT each is waited for: all of it */
 #define MAX_BLOCK (2ul << 20)	/* the largest page */
 #define NO_FRAME UINT32_MAX
 
@@ -53,8 +53,9 @@
 /* A file that regions use: from the first such region to the last. */
 struct umap_file {
 	int fd;
+	int direct;		/* the same with O_DIRECT; -1: all is by way of the kernel's page cache */
 	uint64_t dev, ino;
-	int access;		/* O_RDONLY, O_RDWR; O_APPEND, O_DIRECT if it is a duplicate */
+	int access;		/* O_RDONLY, O_RDWR; O_DIRECT; O_APPEND if it is a duplicate */
 	bool block;		/* a block device */
 	unsigned refs;		/* process.lock */
 	LIST_ENTRY(umap_file) link;
@@ -193,6 +194,7 @@ struct umap_region {
 	char *desk;
 	struct umap_segment *segments;
 	size_t n_segments;
+	uint64_t unit;		/* bytes that are read at a time, or one page */
 	struct gaia_umap_policy policy;
 	uint32_t n_frames, high, low, keep_chosen, ahead;
 	uint32_t most_ahead;	/* pages of a stream's window; 0: there are no streams */

@@ -440,7 +440,7 @@ static void show(struct umap_region *r, uint64_t page, uint64_t n, struct fillin
  */
 static int fill(struct umap_region *r, uint64_t n, uint32_t frame, struct filling *how)
 {
-	uint64_t page = how->page, done = 0, most = MAX(BLOCK >> r->shift, 1);
+	uint64_t page = how->page, done = 0, most = MAX(r->unit >> r->shift, 1);
 	char *block = umap_take_block();
 	int err = block ? 0 : -ENOMEM;
 

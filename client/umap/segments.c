@@ -65,6 +65,14 @@ bool umap_thread_in_store(uint32_t tid)
 #define BUCKETS 256
 static LIST_HEAD(bucket, umap_file) files[BUCKETS];	/* process.lock */
 
+static void close_file(struct umap_file *f)
+{
+	close(f->fd);
+	if (f->direct >= 0)
+		close(f->direct);
+	free(f);
+}
+
 static void put_file(struct umap_file *f)
 {
 	pthread_mutex_lock(&umap.lock);
@@ -74,23 +82,17 @@ static void put_file(struct umap_file *f)
 		LIST_REMOVE(f, link);
 	}
 	pthread_mutex_unlock(&umap.lock);
-	if (f) {
-		close(f->fd);
-		free(f);
-	}
+	if (f)
+		close_file(f);
 }
 
-#define OTHER_FLAGS (O_APPEND | O_DIRECT)	/* that matter */
-
-/*
- * A file that is open already, referenced, or NULL: one without other flags, or with the same. process.lock is held.
- */
+/* A file that is open already, referenced, or NULL: one without O_APPEND, or with the same flags. process.lock is held. */
 static struct umap_file *find_file(const struct stat *st, int access)
 {
 	struct umap_file *f;
 
 	LIST_FOREACH(f, &files[(st->st_ino ^ st->st_dev) % BUCKETS], link)
-		if (f->dev == st->st_dev && f->ino == st->st_ino && (f->access == (access & ~OTHER_FLAGS) || f->access == access))
+		if (f->dev == st->st_dev && f->ino == st->st_ino && (f->access == (access & ~O_APPEND) || f->access == access))
 			break;
 	if (f)
 		f->refs++;
@@ -107,8 +109,10 @@ static int open_file(int fd, int access, const struct stat *st, struct umap_file
 	if (!f)
 		return -ENOMEM;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	f->access = access & ~OTHER_FLAGS;
-	f->fd = open(path, f->access | O_CLOEXEC);
+	f->access = access & ~O_APPEND;
+	f->fd = open(path, (access & O_ACCMODE) | O_CLOEXEC);
+	/* Where this is refused nothing is lost but time. */
+	f->direct = f->fd >= 0 && access & O_DIRECT ? open(path, f->access | O_CLOEXEC) : -1;
 	if (f->fd < 0) {
 		f->access = access;
 		f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -138,7 +142,7 @@ static int get_file(int fd, bool writable, struct umap_file **out)
 		return -EBADF;
 	if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
 		return -ENODEV;
-	access &= O_ACCMODE | OTHER_FLAGS;
+	access &= O_ACCMODE | O_APPEND | O_DIRECT;
 	if ((access & O_ACCMODE) == O_WRONLY || (writable && (access & O_ACCMODE) != O_RDWR))
 		return -EACCES;
 	pthread_mutex_lock(&umap.lock);
@@ -156,10 +160,8 @@ static int get_file(int fd, bool writable, struct umap_file **out)
 			LIST_INSERT_HEAD(&files[(st.st_ino ^ st.st_dev) % BUCKETS], f, link);
 		}
 		pthread_mutex_unlock(&umap.lock);
-		if (mine) {
-			close(mine->fd);
-			free(mine);
-		}
+		if (mine)
+			close_file(mine);
 	}
 	/* pwrite(2) would write at its end. */
 	if (writable && f->access & O_APPEND) {
@@ -178,8 +180,7 @@ void umap_files_forget(void)
 	for (unsigned i = 0; i < BUCKETS; i++)
 		while ((f = LIST_FIRST(&files[i]))) {
 			LIST_REMOVE(f, link);
-			close(f->fd);
-			free(f);
+			close_file(f);
 		}
 	LIST_INIT(&insiders);
 	pthread_mutex_init(&insiders_lock, NULL);
@@ -254,6 +255,7 @@ int umap_segments_open(struct umap_region *r, const struct gaia_umap_config *c)
 
 	if (!c->n_segments || !c->segments)
 		return -EINVAL;
+	r->unit = BLOCK;
 	r->segments = calloc(c->n_segments, sizeof(r->segments[0]));
 	if (!r->segments)
 		return -ENOMEM;
@@ -263,6 +265,8 @@ int umap_segments_open(struct umap_region *r, const struct gaia_umap_config *c)
 		if (err)
 			return err;
 		r->segments[i].start = length;
+		if (r->segments[i].file && r->segments[i].file->direct >= 0)
+			r->unit = MAX_RUN;
 		length += r->segments[i].length;
 		if (length > INT64_MAX)
 			return -EINVAL;
@@ -301,20 +305,35 @@ static struct umap_segment *segment_of(struct umap_region *r, uint64_t at)
 
 /* ---- bytes ---- */
 
-static int read_file(struct umap_segment *s, char *buf, uint64_t n, uint64_t offset, bool nowait)
+/* What O_DIRECT asks of offsets, lengths and addresses, at most: no device has larger blocks. */
+#define DIRECT 4096ul
+
+/* Of buf there is more than n bytes, up to a multiple of 4 KiB. */
+static int read_file(const struct umap_file *f, char *buf, uint64_t n, uint64_t offset, bool nowait)
 {
+	bool direct = f->direct >= 0 && (uintptr_t)buf % DIRECT == 0;
+
+	if (nowait && direct)
+		return -EAGAIN;
 	while (n) {
-		struct iovec v = { buf, n };
-		ssize_t got = preadv2(s->file->fd, &v, 1, offset, nowait ? RWF_NOWAIT : 0);
+		bool now = direct && offset % DIRECT == 0;
+		struct iovec v = { buf, now ? (n + DIRECT - 1) / DIRECT * DIRECT : n };
+		ssize_t got = preadv2(now ? f->direct : f->fd, &v, 1, offset, nowait ? RWF_NOWAIT : 0);
 
 		if (nowait && got != (ssize_t)n)
 			return -EAGAIN;
 		if (got < 0 && errno == EINTR)
 			continue;
+		/* Some file systems cannot do it everywhere. */
+		if (got < 0 && errno == EINVAL && now) {
+			direct = false;
+			continue;
+		}
 		if (got < 0)
 			return -errno;
 		if (!got)
 			break;
+		got = MIN((uint64_t)got, n);
 		buf += got;
 		n -= got;
 		offset += got;
@@ -353,7 +372,7 @@ int umap_read(struct umap_region *r, char *buf, uint64_t start, uint64_t n, bool
 		uint64_t part = MIN(end, s->start + s->length) - at;
 
 		if (s->file)
-			err = read_file(s, buf + (at - start), part, s->offset + (at - s->start), nowait);
+			err = read_file(s->file, buf + (at - start), part, s->offset + (at - s->start), nowait);
 		else if (nowait)
 			err = -EAGAIN;
 		else
@@ -370,20 +389,37 @@ int umap_read(struct umap_region *r, char *buf, uint64_t start, uint64_t n, bool
 	return nowait ? err : umap_foreign(err);
 }
 
-static int write_file(struct umap_segment *s, const char *buf, uint64_t n, uint64_t offset)
+/* As pwrite(2), in whole pages past the page cache where that can be. What is stored meanwhile must not change them: some file systems compute sums. */
+static ssize_t write_some(const struct umap_file *f, const char *buf, uint64_t n, uint64_t offset, char *block)
 {
-	while (n) {
-		ssize_t put = pwrite(s->file->fd, buf, n, offset);
+	uint64_t part = block && offset % DIRECT == 0 ? MIN(n, MAX_BLOCK) / DIRECT * DIRECT : 0;
+	ssize_t put = part ? pwrite(f->direct, memcpy(block, buf, part), part, offset) : -1;
 
-		if (put < 0 && errno == EINTR)
-			continue;
-		if (put <= 0)
-			return put ? -errno : -EIO;
-		buf += put;
-		n -= put;
-		offset += put;
+	/* Some file systems cannot do it everywhere. */
+	if (!part || (put < 0 && errno == EINVAL))
+		put = pwrite(f->fd, buf, n, offset);
+	return put;
+}
+
+static int write_file(const struct umap_file *f, const char *buf, uint64_t n, uint64_t offset)
+{
+	char *block = f->direct >= 0 ? umap_take_block() : NULL;
+	int err = 0;
+
+	while (n && !err) {
+		ssize_t put = write_some(f, buf, n, offset, block);
+
+		if (put > 0) {
+			buf += put;
+			n -= put;
+			offset += put;
+		} else if (put == 0 || errno != EINTR) {
+			err = put ? -errno : -EIO;
+		}
 	}
-	return 0;
+	if (block)
+		umap_give_block(block);
+	return err;
 }
 
 int umap_write(struct umap_region *r, uint64_t start, uint64_t n)
@@ -402,7 +438,7 @@ int umap_write(struct umap_region *r, uint64_t start, uint64_t n)
 			struct inside in;
 
 			if (s->file) {
-				err = write_file(s, r->desk + at, bytes, offset);
+				err = write_file(s->file, r->desk + at, bytes, offset);
 			} else {
 				enter_store(&in);
 				err = s->store.write(s->store.arg, r->desk + at, bytes, offset);

@@ -184,7 +184,8 @@ struct gaia_umap_config {
  * GAIA_UMAP_MAX_FAULT_EVENTS, how many faults are taken from the kernel at a time.
  *
  * The files of segments are opened anew (by /proc/self/fd), once for each file however many regions use it, so that flags
- * like O_APPEND and O_DIRECT do not matter; where that is refused the descriptor is duplicated. When the last such region ends
+ * like O_APPEND do not matter; where that is refused the descriptor is duplicated. A descriptor with O_DIRECT has its file read and written past the
+ * kernel's page cache, as far as segments begin at multiples of 4 KiB of it: so that memory does not have it twice. When the last such region ends
  * that is closed, and with it the process's record locks of the file (F_SETLK of fcntl(2)) are gone, as with every close(2).
  *
  * EACCES: a descriptor is not open for reading, or prot asks for writing and a descriptor or store is not for writing.

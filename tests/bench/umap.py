@@ -169,9 +169,9 @@ class Bench:
         return done.stdout
 
     @staticmethod
-    def limit_for(budget):
-        """The buffer, the program itself, and what the kernel has of the file meanwhile; for all the same."""
-        return budget * 5 // 4 + 32 * MIB
+    def limit_for(budget, page_size):
+        """The buffer, the program itself, and 16 pages of gaiafs's that are just being read or written; for all the same."""
+        return budget + 8 * MIB + 16 * page_size
 
     def best(self, system, page_sizes, ours, rate):
         """LLNL's at its best page size; ours at one, the default for such work."""
@@ -214,7 +214,7 @@ class Bench:
         for system in turn(self.systems(), rnd):
             def rate(page_size, system=system):
                 said = self.ask(system, "umap-sort", ["--make", str(self.sizes.sort)], path, page_size, budget,
-                                self.limit_for(budget))
+                                self.limit_for(budget, MIB))
                 return self.sizes.sort / self.seconds(said)
             rates[system] = self.best(system, [64 * KIB, MIB], MIB, rate)
         row.add(rates)
@@ -234,7 +234,7 @@ class Bench:
         for system in turn(self.systems(), rnd):
             def rate(page_size, system=system):
                 self.forget(path)
-                said = self.ask(system, "umap-bfs", [], path, page_size, budget, self.limit_for(budget))
+                said = self.ask(system, "umap-bfs", [], path, page_size, budget, self.limit_for(budget, 256 * KIB))
                 sums.add(said.split("sum ")[1].split()[0])
                 return int(said.split(" edges")[0].split()[-1]) / self.seconds(said)
             rates[system] = self.best(system, [64 * KIB, MIB], 256 * KIB, rate)
@@ -254,7 +254,7 @@ class Bench:
         for system in turn(self.systems(), rnd):
             self.forget(path)
             said = self.ask(system, "umap_works", ["points", "--make", str(self.sizes.reading_ms)], path, 4 * KIB, budget,
-                            self.limit_for(budget))
+                            self.limit_for(budget, 4 * KIB))
             amount, ns = map(int, said.split())
             rates[system] = amount / ns * 1e9
         row.add(rates)

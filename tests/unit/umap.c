@@ -467,6 +467,93 @@ Test(umap, sequential_faults_read_ahead_and_random_ones_do_not)
 	rig_unmap(rig);
 }
 
+/* ---- past the page cache ---- */
+
+/* How many pages of the file the page cache has. */
+static size_t cached_pages(struct rig *rig)
+{
+	unsigned char *memory = mmap(NULL, rig->length, PROT_READ, MAP_SHARED, rig->fd, 0), there[1024];
+	size_t n = 0, pages = (rig->length + 4095) / 4096;
+
+	cr_assert_leq(pages, sizeof(there));
+	cr_assert_neq(memory, MAP_FAILED);
+	cr_assert_eq(mincore(memory, rig->length, there), 0);
+	for (size_t i = 0; i < pages; i++)
+		n += there[i] & 1;
+	munmap(memory, rig->length);
+	return n;
+}
+
+/* A file of which the page cache has nothing, and a descriptor with O_DIRECT for its region; or the test is skipped. */
+static struct rig *create_direct(size_t length)
+{
+	struct rig *rig = rig_create(length);
+
+	rig->segment.fd = open(rig->path, O_RDWR | O_DIRECT);
+	if (rig->segment.fd < 0)
+		cr_skip_test("%s: this file system has no O_DIRECT", rig->path);
+	cr_assert_eq(fsync(rig->fd), 0);
+	cr_assert_eq(posix_fadvise(rig->fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+	if (cached_pages(rig))
+		cr_skip_test("%s: this file system is in memory", rig->path);
+	return rig;
+}
+
+static void end_direct(struct rig *rig)
+{
+	close(rig->segment.fd);
+	rig_unmap(rig);
+}
+
+Test(umap, what_is_opened_with_o_direct_is_read_and_written_past_the_page_cache)
+{
+	struct rig *rig = create_direct(64 * 4096);
+
+	rig->config.budget = 16 * 4096;
+	rig_map(rig);
+	for (size_t i = 0; i < rig->length; i += 4096) {
+		cr_assert_eq(rig->view[i], rig->content[i]);
+		rig->view[i + 7] = rig->content[i + 7] = 'x';
+	}
+	cr_assert_eq(gaia_umap_flush(rig->view, rig->length, GAIA_UMAP_SYNC), 0);
+	cr_assert_eq(cached_pages(rig), 0);
+	rig_check_file(rig, rig->content);
+	end_direct(rig);
+}
+
+/* Of what ends within a page the last page is cached, or all of it. */
+Test(umap, o_direct_is_for_whole_pages)
+{
+	struct rig *rig = create_direct(64 * 4096 + 100);
+	struct gaia_umap_segment segments[2] = {
+		{ .fd = rig->segment.fd, .offset = 8192, .length = 4096 + 1 }, { .fd = rig->segment.fd, .offset = 20493 },
+	};
+	unsigned char *two;
+
+	rig->config.page_size = 65536;
+	rig_map(rig);
+	cr_assert_arr_eq(rig->view, rig->content, rig->length);
+	cr_assert_eq(rig->view[rig->length], 0, "behind the end of the file");
+	cr_assert_eq(cached_pages(rig), 0);
+	rig->view[rig->length - 1] = rig->content[rig->length - 1] = 'x';
+	rig->view[5] = rig->content[5] = 'y';
+	cr_assert_eq(gaia_umap_flush(rig->view, rig->length, 0), 0);
+	rig_check_file(rig, rig->content);
+	cr_assert_eq(lseek(rig->fd, 0, SEEK_END), (off_t)rig->length, "it has grown");
+
+	rig->config.segments = segments;
+	rig->config.n_segments = 2;
+	two = gaia_umap(&rig->config);
+	cr_assert_neq(two, MAP_FAILED);
+	cr_assert_arr_eq(two, rig->content + 8192, 4097);
+	cr_assert_arr_eq(two + 4097, rig->content + 20493, rig->length - 20493);
+	two[4096] = rig->content[3 * 4096] = 'a';
+	two[4097] = rig->content[20493] = 'b';
+	cr_assert_eq(gaia_uunmap(two, 4097 + rig->length - 20493), 0);
+	rig_check_file(rig, rig->content);
+	end_direct(rig);
+}
+
 /* ---- streams ---- */
 
 #define STREAM_PAGES 256u

@@ -29,7 +29,7 @@
 #endif
 
 struct options {
-	bool use_mmap, by_threads;
+	bool use_mmap, by_threads, direct;
 	uint64_t page_size, budget; /* bytes; 0: the default */
 	unsigned threads;
 	uint64_t make; /* make the file first: how large, in the program's own unit. 0: it is there */
@@ -39,6 +39,7 @@ struct options {
 #define OPTIONS_TEXT                                                                                                                       \
 	"  --mmap             by mmap(2), to compare; without, by user-space paging\n"                                                    \
 	"  --by-threads       faults are served by threads of the library's, not by whoever touches\n"                                    \
+	"  --direct           past the kernel's page cache (O_DIRECT); not with --mmap\n"                                                 \
 	"  --page-size BYTES  4K to 2M (64K)\n"                                                                                           \
 	"  --budget BYTES     of memory for pages of the file (the library's default)\n"                                                  \
 	"  --threads N        (2)\n"
@@ -63,7 +64,7 @@ static inline struct options parse_options(int argc, char **argv, const char *us
 		{"mmap", no_argument, NULL, 'm'},	   {"page-size", required_argument, NULL, 'p'},
 		{"budget", required_argument, NULL, 'b'},  {"threads", required_argument, NULL, 't'},
 		{"make", required_argument, NULL, 'c'},	   {"by-threads", no_argument, NULL, 'y'},
-		{"help", no_argument, NULL, 'h'},
+		{"direct", no_argument, NULL, 'd'},	   {"help", no_argument, NULL, 'h'},
 		{NULL, 0, NULL, 0},
 	};
 	struct options options = {.page_size = 64 << 10, .threads = 2};
@@ -72,6 +73,7 @@ static inline struct options parse_options(int argc, char **argv, const char *us
 		switch (c) {
 		case 'm': options.use_mmap = true; break;
 		case 'y': options.by_threads = true; break;
+		case 'd': options.direct = true; break;
 		case 'p': options.page_size = parse_size(optarg); break;
 		case 'b': options.budget = parse_size(optarg); break;
 		case 't': options.threads = (unsigned)parse_size(optarg); break;
@@ -110,6 +112,11 @@ static inline void *map_memory(const struct options *options, int fd, size_t len
 {
 	void *memory;
 
+	/* It stays open: others than gaiafs use it itself. */
+	if (options->direct && !options->use_mmap)
+		fd = open(options->path, (prot & PROT_WRITE ? O_RDWR : O_RDONLY) | O_DIRECT);
+	if (fd < 0)
+		err(1, "%s", options->path);
 	if (options->use_mmap) {
 		memory = mmap(NULL, length, prot, MAP_SHARED, fd, 0);
 	} else {
