@@ -12,7 +12,7 @@
 
 #define BLOCKS 16
 
-static char *room;     /* of all blocks, or NULL: atomic */
+static char *room;     /* of all blocks, while there are regions */
 static unsigned taken; /* bits; atomic, as a handler of a signal may not wait */
 
 /* Not in a child, nor in a core dump; and not all of it at once where all memory is locked (mlockall(2)). */
@@ -32,46 +32,33 @@ static char *reserve(uint64_t n)
 	return NULL;
 }
 
-static char *room_of_all(void)
+int umap_blocks_start(void)
 {
-	char *p = __atomic_load_n(&room, __ATOMIC_ACQUIRE), *none = NULL;
+	room = reserve(BLOCKS * MAX_BLOCK);
+	return room ? 0 : -ENOMEM;
+}
 
-	if (p)
-		return p;
-	p = reserve(BLOCKS * MAX_BLOCK);
-	if (!p || __atomic_compare_exchange_n(&room, &none, p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-		return p;
-	munmap(p, BLOCKS * MAX_BLOCK);
-	return none;
+void umap_blocks_end(void)
+{
+	munmap(room, BLOCKS * MAX_BLOCK);
+	room = NULL;
 }
 
 char *umap_take_block(void)
 {
-	char *all = room_of_all();
-
-	for (unsigned i = 0; all && i < BLOCKS; i++)
+	for (unsigned i = 0; i < BLOCKS; i++)
 		if (!(__atomic_fetch_or(&taken, 1u << i, __ATOMIC_ACQUIRE) & 1u << i))
-			return all + i * MAX_BLOCK;
+			return room + i * MAX_BLOCK;
 	/* So many threads at once are rare. */
 	return reserve(MAX_BLOCK);
 }
 
 void umap_give_block(char *block)
 {
-	const char *all = __atomic_load_n(&room, __ATOMIC_ACQUIRE);
-
-	if (all && block >= all && block < all + BLOCKS * MAX_BLOCK)
-		__atomic_fetch_and(&taken, ~(1u << (block - all) / MAX_BLOCK), __ATOMIC_RELEASE);
+	if (block >= room && block < room + BLOCKS * MAX_BLOCK)
+		__atomic_fetch_and(&taken, ~(1u << (block - room) / MAX_BLOCK), __ATOMIC_RELEASE);
 	else
 		munmap(block, MAX_BLOCK);
-}
-
-void umap_blocks_end(void)
-{
-	char *p = __atomic_exchange_n(&room, NULL, __ATOMIC_ACQ_REL);
-
-	if (p)
-		munmap(p, BLOCKS * MAX_BLOCK);
 }
 
 void umap_blocks_forget(void)

@@ -99,7 +99,9 @@ bool umap_thread_in_store(uint32_t tid);
 /* MAX_BLOCK bytes, aligned to pages, for the caller until they are given back; NULL: no memory. Also in a handler of a signal. */
 char *umap_take_block(void);
 void umap_give_block(char *block);
-void umap_blocks_end(void);	/* nobody has one */
+/* Before the first region, and after the last one. process.lock is held. */
+int umap_blocks_start(void);
+void umap_blocks_end(void);
 void umap_blocks_forget(void);	/* in a child of fork() */
 
 /* ---- the kernel (kernel.c) ---- */

@@ -270,6 +270,28 @@ __attribute__((constructor)) static void watch_forks(void)
 	pthread_atfork(before_fork, after_fork, forget_all);
 }
 
+static int start(bool by_signal)
+{
+	int err = umap_kernel_open(&umap.kernel);
+
+	if (err)
+		return err;
+	if (by_signal)
+		err = umap_kernel_open_by_signal(&umap.kernel);
+	if (err)
+		goto close_kernel;
+	err = umap_blocks_start();
+	if (err)
+		goto close_kernel;
+	err = umap_threads_start();
+	if (!err)
+		return 0;
+	umap_blocks_end();
+close_kernel:
+	umap_kernel_close(&umap.kernel);
+	return err;
+}
+
 int umap_process_join(bool by_signal)
 {
 	int err = 0;
@@ -278,13 +300,7 @@ int umap_process_join(bool by_signal)
 	while (umap.stopping)
 		pthread_cond_wait(&umap.changed, &umap.lock);
 	if (!umap.regions) {
-		err = umap_kernel_open(&umap.kernel);
-		if (!err && by_signal)
-			err = umap_kernel_open_by_signal(&umap.kernel);
-		if (!err)
-			err = umap_threads_start();
-		if (err && umap.kernel.uffd >= 0)
-			umap_kernel_close(&umap.kernel);
+		err = start(by_signal);
 	} else if (by_signal && umap.kernel.by_signal < 0) {
 		err = umap_kernel_open_by_signal(&umap.kernel);
 		/* It waits for events of the other one. */

@@ -187,6 +187,7 @@ class Bench(PairsBench):
         super().__init__(args)
         self.sizes = Sizes(args)
         self.counted_rows = []
+        self.data = []  # works that are done once, when the others have been done once
         self.made = {}  # directories of real data, or why there is none
 
     def program(self, name):
@@ -289,7 +290,7 @@ class Bench(PairsBench):
         for name, title, make in data:
             row = self.row("real data, read again in order, home for half of it; peer: equal pages are not looked for",
                            title + ": pages read from storage", "count")
-            self.work([row], self.read_again, row, name, make, to=self.counts)
+            self.work([row], self.read_again, row, name, make, to=self.data)
         for name, title, make in data:
             section = "real data, read in order, all of it home; peer: KSM, of the same in a program's memory"
             rows = {what: self.row(section, "%s: %s" % (title, text), unit, least)
@@ -297,7 +298,7 @@ class Bench(PairsBench):
                                                     ("again", "pages a frame, read again", "factor", 0.9),
                                                     ("estimate", "pages a frame, by gaia dedup --estimate", "factor", 0),
                                                     ("time", "a page, to find equal ones", "time", 0))}
-            self.work(list(rows.values()), self.beside_ksm, rows, name, make, to=self.counts)
+            self.work(list(rows.values()), self.beside_ksm, rows, name, make, to=self.data)
 
     def directory(self, name, make):
         if name not in self.made:
@@ -458,12 +459,15 @@ class Bench(PairsBench):
         for add in (self.working_sets, self.batches, self.equal_pages, self.shared_places, self.real_data, self.nothing_to_gain,
                     self.instructions):
             add()
-        if not self.works and not self.counts:
+        if not self.works and not self.counts and not self.data:
             raise RuntimeError("--only %s: there is no such work" % self.args.only)
         progress, limit = Progress(), TimeLimit(self.args.seconds)
-        _, left = run_rounds(self.counts, 1, limit, progress)
-        rounds, self.left_by_time = run_rounds(self.works, self.args.rounds if self.works else 0, limit, progress)
-        self.left_by_time = left + self.left_by_time
+        most = self.args.rounds if self.works else 0
+        rounds = 0
+        for works, times in (self.counts, 1), (self.works, min(most, 1)), (self.data, 1), (self.works, most - 1):
+            done, left = run_rounds(works, max(times, 0), limit, progress, rounds if works is self.works else 0)
+            self.left_by_time += left
+            rounds += done if works is self.works else 0
         progress.end()
         return rounds
 

@@ -151,6 +151,9 @@ class Bench:
         command = [self.program(name, system), *words, "--page-size", str(page_size), "--budget", str(budget)]
         if system == MMAP:
             command.append("--mmap")
+        elif limit:
+            # As LLNL UMap's own programs do; by way of the page cache memory would have what is read twice.
+            command.append("--direct")
         with contextlib.ExitStack() as stack:
             join = None
             if limit and self.limited:

@@ -147,20 +147,20 @@ class TimeLimit:
         self.took[what] = max(self.took.get(what, 0), self.clock() - start)
 
 
-def run_rounds(works, most, limit, progress):
+def run_rounds(works, most, limit, progress, before=0):
     """
     Each of @works is a function (round -> None) with a title. At most @most rounds, and of those after
-    the first only what is expected to fit whole into @limit; should it not, what was measured stays.
+    the first (@before: how many of these works there were already) only what is expected to fit whole into @limit; should it not, what was measured stays.
     Returns how many are whole, and the titles of the works that the last one lacks.
     """
     for done in range(most):
-        if done and not limit.allows("round"):
+        if before + done and not limit.allows("round"):
             return done, []
         start = limit.clock()
         for n, (title, work) in enumerate(works):
             if not limit.allows(title):
                 return done, [title for title, _ in works[n:]]
-            progress.say("round %d of %d, %d of %d: %s" % (done + 1, most, n + 1, len(works), title))
-            limit.time(title, work, done)
+            progress.say("round %d of %d, %d of %d: %s" % (before + done + 1, before + most, n + 1, len(works), title))
+            limit.time(title, work, before + done)
         limit.took["round"] = limit.clock() - start
     return most, []
