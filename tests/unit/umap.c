@@ -603,6 +603,13 @@ static void expect_window(struct rig *rig, unsigned first, unsigned n, int step)
 	cr_assert_eq(rig_stats(rig).faults, faults + 1);
 }
 
+/* Also of what is not mapped yet. */
+static void expect_nothing_to_write(struct rig *rig)
+{
+	cr_assert_eq(gaia_umap_flush(rig->view, rig->length, 0), 0);
+	cr_assert_eq(rig_stats(rig).written_bytes, 0);
+}
+
 Test(umap, a_stream_is_read_ahead_in_the_background)
 {
 	struct rig *rig = begin_stream();
@@ -618,6 +625,7 @@ Test(umap, a_stream_is_read_ahead_in_the_background)
 		expect_window(rig, at, window, 1);
 	}
 	wait_for_ahead(rig, ahead + WINDOW);
+	expect_nothing_to_write(rig);
 	rig_unmap(rig);
 }
 
@@ -637,6 +645,7 @@ Test(umap, a_stream_that_goes_backward_is_read_ahead)
 	/* To its beginning, and no farther. */
 	for (unsigned page = at + 1; page-- > 0;)
 		touch_end(rig, page);
+	expect_nothing_to_write(rig);
 	rig_unmap(rig);
 }
 
