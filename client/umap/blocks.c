@@ -1,19 +1,21 @@
 /*
  * blocks.c - memory that pages are read to, before the region has them.
  *
- * Few of them, which are there already: new memory would be zeroed and mapped first, for each page. They lie in one mapping, of which only what is
- * used takes memory.
+ * A limited number, which are there already: new memory would be zeroed and mapped first, for each page. Only what is used takes memory.
  */
 #include <errno.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "internal.h"
 
-#define BLOCKS 16
+static struct pool {
+	const uint64_t size;
+	const unsigned n;
+	char *room;	/* of all blocks, while there are regions */
+	uint64_t taken; /* bits; atomic, as a handler of a signal may not wait */
+} pools[] = { { .size = BLOCK, .n = 64 }, { .size = MAX_BLOCK, .n = 16 } };
 
-static char *room;     /* of all blocks, while there are regions */
-static unsigned taken; /* bits; atomic, as a handler of a signal may not wait */
+#define FOR_POOLS(p) for (struct pool *p = pools; p < pools + sizeof(pools) / sizeof(pools[0]); p++)
 
 /* Not in a child, nor in a core dump; and not all of it at once where all memory is locked (mlockall(2)). */
 static char *reserve(uint64_t n)
@@ -34,35 +36,46 @@ static char *reserve(uint64_t n)
 
 int umap_blocks_start(void)
 {
-	room = reserve(BLOCKS * MAX_BLOCK);
-	return room ? 0 : -ENOMEM;
+	FOR_POOLS(p)
+		p->room = reserve(p->n * p->size);
+	/* Without the others regions with large pages take longer. */
+	return pools[0].room ? 0 : -ENOMEM;
 }
 
 void umap_blocks_end(void)
 {
-	munmap(room, BLOCKS * MAX_BLOCK);
-	room = NULL;
+	FOR_POOLS(p) {
+		if (p->room)
+			munmap(p->room, p->n * p->size);
+		p->room = NULL;
+	}
 }
 
-char *umap_take_block(void)
+char *umap_take_block(uint64_t n)
 {
-	for (unsigned i = 0; i < BLOCKS; i++)
-		if (!(__atomic_fetch_or(&taken, 1u << i, __ATOMIC_ACQUIRE) & 1u << i))
-			return room + i * MAX_BLOCK;
+	FOR_POOLS(p)
+		for (unsigned i = 0; p->room && n <= p->size && i < p->n; i++)
+			if (!(__atomic_fetch_or(&p->taken, 1ull << i, __ATOMIC_ACQUIRE) & 1ull << i))
+				return p->room + i * p->size;
 	/* So many threads at once are rare. */
 	return reserve(MAX_BLOCK);
 }
 
 void umap_give_block(char *block)
 {
-	if (block >= room && block < room + BLOCKS * MAX_BLOCK)
-		__atomic_fetch_and(&taken, ~(1u << (block - room) / MAX_BLOCK), __ATOMIC_RELEASE);
-	else
-		munmap(block, MAX_BLOCK);
+	FOR_POOLS(p) {
+		if (!p->room || block < p->room || block >= p->room + p->n * p->size)
+			continue;
+		__atomic_fetch_and(&p->taken, ~(1ull << (uint64_t)(block - p->room) / p->size), __ATOMIC_RELEASE);
+		return;
+	}
+	munmap(block, MAX_BLOCK);
 }
 
 void umap_blocks_forget(void)
 {
-	room = NULL;
-	taken = 0;
+	FOR_POOLS(p) {
+		p->room = NULL;
+		p->taken = 0;
+	}
 }

@@ -15,18 +15,21 @@
  * Rules:
  *  U1. A page is chosen to be dropped (LEAVING) only under the region's lock, when it is not mapped, not dirty, and not being written or filled.
  *	Nobody maps, fills or writes it from then on, until its memory is a hole.
- *  U2. The view is mapped by UFFDIO_CONTINUE only under the region's lock, and by UFFDIO_COPY only by whoever fills the page, counted in `copying`:
- *	the view does not move, and no part of it is given up (`cutting`), while somebody copies. Such a page is MAPPED while it is FILLING, and may be
- *	stored to at once: so it is not scanned before it is resident, and what was stored is written if it cannot become that.
+ *  U2. What maps or protects pages of the view by their addresses holds views_lock, shared: UFFDIO_CONTINUE and PAGEMAP_SCAN under the region's lock,
+ *	UFFDIO_COPY by whoever fills the page. Who reads events until they are applied has it for himself: else the address may be another region's
+ *	by then. Under the region's lock nobody waits for it (umap_hold_views()).
+ *	A page that is copied is MAPPED while it is FILLING, and may be stored to at once: so it is not scanned before it is resident, and what was
+ *	stored is written if it cannot become that.
  *  U3. DIRTY is set under the region's lock no later than protection is renewed, and cleared only before a write
  *	of the whole page begins; a failed write sets it again.
  *  U4. A page has one write at a time (WRITING).
  *  U5. What unmaps pages of the view by their addresses holds events_lock, as does who reads events until they are
  *	applied: else the address may be somebody else's by then (munmap, mremap).
  *  U6. No lock is held while a store or file is read or written.
- *  U7. Threads that serve faults wait only for frames that are being filled or written, or leave, which end by themselves.
+ *  U7. Threads that serve faults wait only for frames that are being filled or written, or leave, which end by themselves; and for copies of BLOCK
+ *	bytes, which are calls of the kernel.
  *
- * Locks, in the order in which they are taken: events_lock, region.lock, process.lock.
+ * Locks, in the order in which they are taken: events_lock, views_lock, region.lock, process.lock.
  */
 #ifndef UMAP_INTERNAL_H
 #define UMAP_INTERNAL_H
@@ -44,9 +47,10 @@
 
 #define SMALL_PAGE 4096ul
 #define MAX_RUN (1ul << 20)	/* bytes that are read or written at a time, or one page */
-#define BLOCK (128ul << 10)	/* of which so many are read at a time: what stays in a processor's cache. With O_DIRECT each is waited for: all of it */
+#define BLOCK (128ul << 10)	/* of which so many are read at a time: what stays in a processor's cache. But where each is waited for, all of it */
 #define MAX_BLOCK (2ul << 20)	/* the largest page */
 #define NO_FRAME UINT32_MAX
+#define SETTLE_TRIES 1000	/* until what munmap(2) or mremap(2) does is known */
 
 /* ---- files and stores (segments.c) ---- */
 
@@ -54,6 +58,7 @@
 struct umap_file {
 	int fd;
 	int direct;		/* the same with O_DIRECT; -1: all is by way of the kernel's page cache */
+	bool no_direct;		/* that cannot be used; atomic */
 	uint64_t dev, ino;
 	int access;		/* O_RDONLY, O_RDWR; O_DIRECT; O_APPEND if it is a duplicate */
 	bool block;		/* a block device */
@@ -96,8 +101,8 @@ bool umap_thread_in_store(uint32_t tid);
 
 /* ---- blocks.c ---- */
 
-/* MAX_BLOCK bytes, aligned to pages, for the caller until they are given back; NULL: no memory. Also in a handler of a signal. */
-char *umap_take_block(void);
+/* At least n bytes, MAX_BLOCK at most, aligned to pages, for the caller until they are given back; NULL: no memory. Also in a handler of a signal. */
+char *umap_take_block(uint64_t n);
 void umap_give_block(char *block);
 /* Before the first region, and after the last one. process.lock is held. */
 int umap_blocks_start(void);
@@ -146,7 +151,7 @@ int umap_kernel_scan(void *view, uint64_t n, bool rearm, void (*part)(void *arg,
 /* LEAVING: its memory is becoming a hole. Who touches it waits, as of a FILLING one. */
 enum frame_state { FRAME_FREE, FRAME_FILLING, FRAME_RESIDENT, FRAME_LEAVING };
 
-/* flags of a resident frame */
+/* flags of a resident frame, the first two also of a FILLING one */
 #define FRAME_MAPPED 1u		/* some of it may be mapped in the view */
 #define FRAME_DIRTY 2u		/* to be written before it is dropped */
 #define FRAME_WRITING 4u
@@ -197,6 +202,7 @@ struct umap_region {
 	struct umap_segment *segments;
 	size_t n_segments;
 	uint64_t unit;		/* bytes that are read at a time, or one page */
+	bool is_quick;		/* some of it may be read without waiting */
 	struct gaia_umap_policy policy;
 	uint32_t n_frames, high, low, keep_chosen, ahead;
 	uint32_t most_ahead;	/* pages of a stream's window; 0: there are no streams */
@@ -216,8 +222,7 @@ struct umap_region {
 
 	pthread_mutex_t lock;
 	/* lock */
-	pthread_cond_t changed;	/* a frame is not FILLING, LEAVING or WRITING any more, or free; nobody copies, or cuts */
-	unsigned copying, cutting; /* U2: threads that map by UFFDIO_COPY, and those that wait for them */
+	pthread_cond_t changed;	/* a frame is not FILLING, LEAVING or WRITING any more, or free */
 	struct umap_range *there; /* what the program has not unmapped, in order */
 	unsigned n_there;
 	uint32_t *frame_of;	/* by page: its frame + 1, or 0 */
@@ -282,9 +287,6 @@ int umap_bring(struct umap_region *r, uint64_t page, uint64_t n);
  */
 void umap_read_ahead(struct umap_region *r, uint64_t page, uint64_t n, uint64_t unseen);
 
-/* From then on, until the lock is given back, nobody maps anything by UFFDIO_COPY (U2). The lock is held, but not meanwhile. */
-void umap_wait_for_copies(struct umap_region *r);
-
 /* ---- streams.c ---- */
 
 /* A fault of the page would be in order: so it is read together with those behind it. The lock is held. */
@@ -327,7 +329,7 @@ int umap_write_range(struct umap_region *r, uint64_t start, uint64_t end);
  */
 int umap_write_run(struct umap_region *r, uint64_t page);
 
-/* See what was stored to in the range, and mark it DIRTY; rearm: protect it again. The lock is held. */
+/* See what was stored to in the range, and mark it DIRTY; rearm: protect it again. The lock is held. -EAGAIN: events are being read. */
 int umap_rescan(struct umap_region *r, uint64_t start, uint64_t end, bool rearm);
 
 /* The pages of the range that are in memory, in order; the caller frees the list. The lock is held. */
@@ -338,6 +340,7 @@ int umap_list_resident(struct umap_region *r, uint64_t start, uint64_t end, uint
 
 struct umap_process {
 	pthread_mutex_t events_lock;
+	pthread_rwlock_t views_lock;
 	pthread_mutex_t lock;
 	pthread_cond_t work;	/* for fillers: jobs, faults, or nobody polls */
 	pthread_cond_t evict;	/* for evictors */
@@ -351,6 +354,17 @@ struct umap_process {
 	TAILQ_HEAD(, umap_region) to_evict, to_read;
 };
 extern struct umap_process umap;
+
+/* U2. False: events are being read, perhaps by somebody who waits for the lock that is held. */
+static inline bool umap_hold_views(void)
+{
+	return !pthread_rwlock_tryrdlock(&umap.views_lock);
+}
+
+static inline void umap_let_views(void)
+{
+	pthread_rwlock_unlock(&umap.views_lock);
+}
 
 /* One more paged region, and one less. -ENOSYS: there is no paging here. */
 int umap_process_join(bool by_signal);

@@ -25,6 +25,19 @@ static void see_one(void *arg, uint64_t start, uint64_t end, bool mapped, bool c
 	*(struct verdict *)arg = (struct verdict){ mapped, clean };
 }
 
+/* -EAGAIN, too, while events are being read: the view may not be there any more (U2). */
+static int map_there(struct umap_region *r, uint64_t at, uint64_t n, bool write, uint64_t *done)
+{
+	int err;
+
+	*done = 0;
+	if (!umap_hold_views())
+		return -EAGAIN;
+	err = umap_kernel_map(r->uffd, r->view + at, n, r->writable && !write, done);
+	umap_let_views();
+	return err;
+}
+
 /*
  * A fault on a page that we believe to be mapped: it came late, or the kernel has taken the mapping away (it reclaims
  * memory), or the program has (madvise). Nobody else maps it meanwhile (U2).
@@ -34,6 +47,7 @@ static int map_again(struct umap_region *r, struct umap_frame *f, uint64_t at, b
 	char *view = r->view + at;
 	struct verdict v = { false, false };
 	int err = umap_kernel_scan(view, SMALL_PAGE, false, see_one, &v);
+	uint64_t done;
 
 	if (err)
 		return err == -EPERM ? -ENOENT : err;
@@ -43,12 +57,12 @@ static int map_again(struct umap_region *r, struct umap_frame *f, uint64_t at, b
 	}
 	if (r->writable && (!v.clean || write))
 		f->flags |= FRAME_DIRTY;
-	err = umap_kernel_map(r->uffd, view, SMALL_PAGE, r->writable && !write, NULL);
+	err = map_there(r, at, SMALL_PAGE, write, &done);
 	if (err == -EFAULT) {
 		/* MADV_REMOVE: what was there is zeros now, and these are what is stored. */
 		memset(r->desk + at, 0, SMALL_PAGE);
 		f->flags |= r->writable ? FRAME_DIRTY : 0;
-		err = umap_kernel_map(r->uffd, view, SMALL_PAGE, false, NULL);
+		err = map_there(r, at, SMALL_PAGE, true, &done);
 	}
 	return err;
 }
@@ -66,7 +80,7 @@ static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool writ
 		r->frames[frame_of(r, i)].flags |= write ? FRAME_DIRTY : 0;
 	FOR_EACH_THERE(r, start, end, i, a, b) {
 		uint64_t done, again;
-		int failed = umap_kernel_map(r->uffd, r->view + a, b - a, r->writable && !write, &done);
+		int failed = map_there(r, a, b - a, write, &done);
 
 		if (failed == -EFAULT) {
 			/* Some of it was removed (MADV_REMOVE) while it was not mapped: that is zeros now. */
@@ -74,7 +88,7 @@ static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool writ
 				(void)*(volatile char *)(r->desk + at);
 			for (uint64_t k = page; k < page + n && r->writable; k++)
 				r->frames[frame_of(r, k)].flags |= FRAME_DIRTY;
-			failed = umap_kernel_map(r->uffd, r->view + a, b - a, r->writable && !write, &again);
+			failed = map_there(r, a, b - a, write, &again);
 			done = MAX(done, again);
 		}
 		for (uint64_t k = a >> r->shift; done && k <= (a + done - 1) >> r->shift; k++)
@@ -206,7 +220,6 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 
 		if (err) {
 			/* Whoever asked for the fill is the caller's matter. */
-			make_hole(r, frame);
 			free_frame(r, frame);
 		} else {
 			r->n_busy--;
@@ -263,55 +276,50 @@ static void unset_mapped(struct umap_region *r, uint64_t start, uint64_t end)
 		r->frames[frame_of(r, page)].flags &= ~FRAME_MAPPED;
 }
 
-/* No lock is held, in both. The view: NULL, if the range is not there. */
+/* No lock is held before; until end_copying() views_lock is. The view: NULL, if the range is not there, and nothing has begun. */
 static char *begin_copying(struct umap_region *r, uint64_t start, uint64_t end, const struct filling *how)
 {
 	char *view = NULL;
 
+	pthread_rwlock_rdlock(&umap.views_lock);
 	pthread_mutex_lock(&r->lock);
-	while (r->cutting)
-		pthread_cond_wait(&r->changed, &r->lock);
 	if (is_there(r, start, end)) {
 		view = r->view;
-		r->copying++;
 		set_mapped(r, start, end, how);
 	}
 	pthread_mutex_unlock(&r->lock);
+	if (!view)
+		pthread_rwlock_unlock(&umap.views_lock);
 	return view;
 }
 
-static void end_copying(struct umap_region *r, uint64_t start, uint64_t copied, uint64_t end)
+static void end_copying(struct umap_region *r, uint64_t copied, uint64_t end)
 {
+	pthread_rwlock_unlock(&umap.views_lock);
+	if (copied == end)
+		return;
 	pthread_mutex_lock(&r->lock);
-	if (!--r->copying && r->cutting)
-		pthread_cond_broadcast(&r->changed);
-	if (copied < end)
-		unset_mapped(r, MAX(copied, start), end);
+	unset_mapped(r, copied, end);
 	pthread_mutex_unlock(&r->lock);
-}
-
-void umap_wait_for_copies(struct umap_region *r)
-{
-	r->cutting++;
-	while (r->copying)
-		pthread_cond_wait(&r->changed, &r->lock);
-	if (!--r->cutting)
-		pthread_cond_broadcast(&r->changed);
 }
 
 /* Give the memfd and the view what was read: a range of which nothing is to be mapped otherwise, or is unseen. Returns where it stopped. */
 static uint64_t copy_to_view(struct umap_region *r, uint64_t start, uint64_t end, const char *from, const struct filling *how)
 {
 	uint64_t at = start, done;
-	int err = -EAGAIN;
+	int err = 0;
 	char *view;
 
-	while (at < end && err == -EAGAIN && (view = begin_copying(r, at, end, how))) {
-		uint64_t was = at;
+	while (at < end && (!err || err == -EAGAIN)) {
+		/* Who reads events waits for it. */
+		uint64_t part = MIN(at + BLOCK, end);
 
-		err = umap_kernel_copy(r->uffd, view + at, from + (at - start), end - at, r->writable && !(how->write && at >> r->shift == how->page), &done);
+		view = begin_copying(r, at, part, how);
+		if (!view)
+			break;
+		err = umap_kernel_copy(r->uffd, view + at, from + (at - start), part - at, r->writable && !(how->write && at >> r->shift == how->page), &done);
 		at += done;
-		end_copying(r, was, at, end);
+		end_copying(r, at, part);
 		if (err == -EAGAIN) {
 			/* Events of munmap(2) or mremap(2) come first. */
 			umap_read_events();
@@ -332,7 +340,7 @@ static void mark_unseen(struct umap_region *r, struct filling *how)
 		return;
 	}
 	how->left |= r->writable && umap_kernel_mark(r->uffd, view + how->unseen, SMALL_PAGE);
-	end_copying(r, how->unseen, end, end);
+	end_copying(r, end, end);
 }
 
 /* What was read of whole pages becomes the region's. Returns how much of it; less: there is no memory. No lock is held. */
@@ -365,7 +373,33 @@ static void add_stored(void *arg, uint64_t start, uint64_t end, bool mapped, boo
 
 	(void)mapped;
 	for (uint64_t at = start; at < end; at += SMALL_PAGE)
-		stored[at / SMALL_PAGE] = !clean;
+		stored[at / SMALL_PAGE] |= !clean;
+}
+
+static int unmap_beginning(struct umap_region *r, uint64_t start, uint64_t end, bool *stored)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&umap.events_lock);
+	pthread_mutex_lock(&r->lock);
+	/* Of what is not there any more nothing can be seen; it was said to be stored to. */
+	if (r->frames[frame_of(r, start >> r->shift)].flags & FRAME_DIRTY)
+		memset(stored, true, (end - start + SMALL_PAGE - 1) / SMALL_PAGE);
+	FOR_EACH_THERE(r, start, end, i, a, b) {
+		int failed = umap_kernel_scan(r->view + a, b - a, false, NULL, NULL);
+
+		if (!failed)
+			failed = umap_kernel_unmap(r->view + a, b - a);
+		/* A part that we have not heard of was unmapped. */
+		if (failed == -ENOMEM)
+			failed = -EPERM;
+		if (!failed)
+			failed = umap_kernel_scan(r->view + a, b - a, false, add_stored, stored + (a - start) / SMALL_PAGE);
+		err = err ? err : failed;
+	}
+	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_unlock(&umap.events_lock);
+	return err;
 }
 
 /*
@@ -375,16 +409,15 @@ static void add_stored(void *arg, uint64_t start, uint64_t end, bool mapped, boo
 static void write_beginning(struct umap_region *r, uint64_t start, uint64_t end)
 {
 	bool stored[MAX_BLOCK / SMALL_PAGE] = { false };
-	int err = 0;
+	int err = unmap_beginning(r, start, end, stored);
 
-	pthread_mutex_lock(&umap.events_lock);
-	pthread_mutex_lock(&r->lock);
-	FOR_EACH_THERE(r, start, end, i, a, b)
-		if (!umap_kernel_scan(r->view + a, b - a, false, NULL, NULL) && !umap_kernel_unmap(r->view + a, b - a) && r->writable)
-			umap_kernel_scan(r->view + a, b - a, false, add_stored, stored + (a - start) / SMALL_PAGE);
-	pthread_mutex_unlock(&r->lock);
-	pthread_mutex_unlock(&umap.events_lock);
-	for (uint64_t at = start; at < end; at += SMALL_PAGE)
+	for (unsigned tries = 0; err == -EPERM && tries < SETTLE_TRIES; tries++) {
+		/* It was unmapped, or moved. */
+		umap_read_events();
+		sched_yield();
+		err = unmap_beginning(r, start, end, stored);
+	}
+	for (uint64_t at = start; at < end && r->writable; at += SMALL_PAGE)
 		if (stored[(at - start) / SMALL_PAGE])
 			err = umap_write(r, at, SMALL_PAGE) ?: err;
 	if (!err)
@@ -434,6 +467,11 @@ static void show(struct umap_region *r, uint64_t page, uint64_t n, struct fillin
 		umap_kernel_wake(r->uffd, r->view + a, b - a);
 }
 
+static void make_holes(struct umap_region *r, uint64_t page, uint64_t end)
+{
+	madvise(r->desk + page_start(r, page), (end - page) << r->shift, MADV_REMOVE);
+}
+
 /*
  * Fill n pages, the first in this frame, and map them. Returns how many were filled, or why the first was not. The lock is held, but not
  * meanwhile.
@@ -441,7 +479,7 @@ static void show(struct umap_region *r, uint64_t page, uint64_t n, struct fillin
 static int fill(struct umap_region *r, uint64_t n, uint32_t frame, struct filling *how)
 {
 	uint64_t page = how->page, done = 0, most = MAX(r->unit >> r->shift, 1);
-	char *block = umap_take_block();
+	char *block = umap_take_block(MIN(most, n) << r->shift);
 	int err = block ? 0 : -ENOMEM;
 
 	n = take_frames(r, page, n, frame);
@@ -456,6 +494,8 @@ static int fill(struct umap_region *r, uint64_t n, uint32_t frame, struct fillin
 			err = -ENOMEM;
 		if (placed & ((1ul << r->shift) - 1))
 			write_beginning(r, (start + placed) >> r->shift << r->shift, start + placed);
+		if (err == -ENOMEM)
+			make_holes(r, page + done + (placed >> r->shift), page + done + (bytes >> r->shift));
 		pthread_mutex_lock(&r->lock);
 		show(r, page + done, placed >> r->shift, how);
 		done += placed >> r->shift;
@@ -473,9 +513,14 @@ static void poison(struct umap_region *r, uint64_t at)
 {
 	if (r->by_signal)
 		return;
+	bool held = umap_hold_views();
+
 	at &= ~(SMALL_PAGE - 1);
+	/* While events are being read it is tried again by whoever touches it. */
 	FOR_EACH_THERE(r, at, at + SMALL_PAGE, i, a, b)
-		umap_kernel_poison(r->uffd, r->view + a);
+		held ? umap_kernel_poison(r->uffd, r->view + a) : umap_kernel_wake(r->uffd, r->view + a, SMALL_PAGE);
+	if (held)
+		umap_let_views();
 }
 
 static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, bool fault, bool write, enum umap_how how)
@@ -487,6 +532,8 @@ static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, boo
 
 	if (how == UMAP_RESIDENT)
 		return -EDEADLK;
+	if (how == UMAP_QUICK && !r->is_quick)
+		return -EBUSY;
 	frame = take_frame(r);
 	if (frame == NO_FRAME) {
 		if (how == UMAP_QUICK)
@@ -632,7 +679,6 @@ void umap_cut(struct umap_region *r, uint64_t start, uint64_t end)
 	struct umap_range *more;
 
 	pthread_mutex_lock(&r->lock);
-	umap_wait_for_copies(r);
 	for (uint64_t page = start >> r->shift; page < r->pages && page_start(r, page) < end; page++) {
 		struct umap_frame *f = r->frame_of[page] ? &r->frames[frame_of(r, page)] : NULL;
 

@@ -10,6 +10,7 @@
 
 struct umap_process umap = {
 	.events_lock = PTHREAD_MUTEX_INITIALIZER,
+	.views_lock = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP,
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.work = PTHREAD_COND_INITIALIZER,
 	.evict = PTHREAD_COND_INITIALIZER,
@@ -235,6 +236,7 @@ static void forget_all(void)
 	struct umap_region *r;
 
 	pthread_mutex_init(&umap.events_lock, NULL);
+	umap.views_lock = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 	pthread_mutex_init(&umap.lock, NULL);
 	pthread_cond_init(&umap.work, NULL);
 	pthread_cond_init(&umap.evict, NULL);

@@ -8,12 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/param.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "internal.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 
 /* ---- threads that are in a function of a store ---- */
 
@@ -99,6 +104,19 @@ static struct umap_file *find_file(const struct stat *st, int access)
 	return f;
 }
 
+/* -1 if it is another file by now. */
+static int open_again(const char *path, int access, const struct stat *st)
+{
+	int fd = open(path, access | O_CLOEXEC);
+	struct stat now;
+
+	if (fd >= 0 && (fstat(fd, &now) || now.st_dev != st->st_dev || now.st_ino != st->st_ino)) {
+		close(fd);
+		fd = -1;
+	}
+	return fd;
+}
+
 /* An open file of our own, as flags that others set, like O_APPEND, would be ours too; where that is refused, a duplicate. */
 static int open_file(int fd, int access, const struct stat *st, struct umap_file **out)
 {
@@ -112,10 +130,11 @@ static int open_file(int fd, int access, const struct stat *st, struct umap_file
 	f->access = access & ~O_APPEND;
 	f->fd = open(path, (access & O_ACCMODE) | O_CLOEXEC);
 	/* Where this is refused nothing is lost but time. */
-	f->direct = f->fd >= 0 && access & O_DIRECT ? open(path, f->access | O_CLOEXEC) : -1;
+	f->direct = f->fd >= 0 && access & O_DIRECT ? open_again(path, f->access, st) : -1;
 	if (f->fd < 0) {
 		f->access = access;
 		f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+		f->direct = f->fd >= 0 && access & O_DIRECT ? fcntl(fd, F_DUPFD_CLOEXEC, 3) : -1;
 	}
 	if (f->fd < 0) {
 		err = -errno;
@@ -163,8 +182,8 @@ static int get_file(int fd, bool writable, struct umap_file **out)
 		if (mine)
 			close_file(mine);
 	}
-	/* pwrite(2) would write at its end. */
-	if (writable && f->access & O_APPEND) {
+	/* A duplicate. pwrite(2) would write at its end; and nothing but whole pages. */
+	if (writable && fcntl(f->fd, F_GETFL) & (O_APPEND | O_DIRECT)) {
 		put_file(f);
 		return -EINVAL;
 	}
@@ -265,7 +284,9 @@ int umap_segments_open(struct umap_region *r, const struct gaia_umap_config *c)
 		if (err)
 			return err;
 		r->segments[i].start = length;
-		if (r->segments[i].file && r->segments[i].file->direct >= 0)
+		if (r->segments[i].file && r->segments[i].file->direct < 0)
+			r->is_quick = true;
+		else
 			r->unit = MAX_RUN;
 		length += r->segments[i].length;
 		if (length > INT64_MAX)
@@ -308,10 +329,24 @@ static struct umap_segment *segment_of(struct umap_region *r, uint64_t at)
 /* What O_DIRECT asks of offsets, lengths and addresses, at most: no device has larger blocks. */
 #define DIRECT 4096ul
 
-/* Of buf there is more than n bytes, up to a multiple of 4 KiB. */
-static int read_file(const struct umap_file *f, char *buf, uint64_t n, uint64_t offset, bool nowait)
+static bool may_direct(const struct umap_file *f)
 {
-	bool direct = f->direct >= 0 && (uintptr_t)buf % DIRECT == 0;
+	return f->direct >= 0 && !__atomic_load_n(&f->no_direct, __ATOMIC_RELAXED);
+}
+
+/* After an error: some file systems cannot do it, or not everywhere. */
+static bool refuses_direct(struct umap_file *f)
+{
+	if (errno != EINVAL && errno != EOPNOTSUPP)
+		return false;
+	__atomic_store_n(&f->no_direct, true, __ATOMIC_RELAXED);
+	return true;
+}
+
+/* Of buf there is more than n bytes, up to a multiple of 4 KiB. */
+static int read_file(struct umap_file *f, char *buf, uint64_t n, uint64_t offset, bool nowait)
+{
+	bool direct = may_direct(f) && (uintptr_t)buf % DIRECT == 0;
 
 	if (nowait && direct)
 		return -EAGAIN;
@@ -324,8 +359,7 @@ static int read_file(const struct umap_file *f, char *buf, uint64_t n, uint64_t 
 			return -EAGAIN;
 		if (got < 0 && errno == EINTR)
 			continue;
-		/* Some file systems cannot do it everywhere. */
-		if (got < 0 && errno == EINVAL && now) {
+		if (got < 0 && now && refuses_direct(f)) {
 			direct = false;
 			continue;
 		}
@@ -390,20 +424,23 @@ int umap_read(struct umap_region *r, char *buf, uint64_t start, uint64_t n, bool
 }
 
 /* As pwrite(2), in whole pages past the page cache where that can be. What is stored meanwhile must not change them: some file systems compute sums. */
-static ssize_t write_some(const struct umap_file *f, const char *buf, uint64_t n, uint64_t offset, char *block)
+static ssize_t write_some(struct umap_file *f, char *buf, uint64_t n, uint64_t offset, char *block)
 {
 	uint64_t part = block && offset % DIRECT == 0 ? MIN(n, MAX_BLOCK) / DIRECT * DIRECT : 0;
-	ssize_t put = part ? pwrite(f->direct, memcpy(block, buf, part), part, offset) : -1;
+	ssize_t put;
 
-	/* Some file systems cannot do it everywhere. */
-	if (!part || (put < 0 && errno == EINVAL))
+	/* Memory that cannot be read is an error of the write, not SIGBUS. */
+	if (part && (madvise(buf, part, MADV_POPULATE_READ) && errno != EINVAL))
+		part = 0;
+	put = part ? pwrite(f->direct, memcpy(block, buf, part), part, offset) : -1;
+	if (!part || (put < 0 && refuses_direct(f)))
 		put = pwrite(f->fd, buf, n, offset);
 	return put;
 }
 
-static int write_file(const struct umap_file *f, const char *buf, uint64_t n, uint64_t offset)
+static int write_file(struct umap_file *f, char *buf, uint64_t n, uint64_t offset)
 {
-	char *block = f->direct >= 0 ? umap_take_block() : NULL;
+	char *block = may_direct(f) ? umap_take_block(MIN(n, MAX_BLOCK)) : NULL;
 	int err = 0;
 
 	while (n && !err) {

@@ -17,8 +17,6 @@
 #include "internal.h"
 #include "region.h"
 
-#define SETTLE_TRIES 1000
-
 static struct sigaction other;	/* what the program had */
 static bool installed;		/* process.lock */
 

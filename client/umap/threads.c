@@ -114,7 +114,6 @@ static void apply_remap(char *from, char *to, uint64_t n)
 	if (!r)
 		return;
 	pthread_mutex_lock(&r->lock);
-	umap_wait_for_copies(r);
 	if (r->n_there == 1 && from == r->view + r->there[0].start && n >= r->there[0].end - r->there[0].start) {
 		umap_region_moved(r, to - r->there[0].start);
 		pthread_mutex_unlock(&r->lock);
@@ -171,11 +170,13 @@ static bool read_messages(void)
 	int by_signal = __atomic_load_n(&umap.kernel.by_signal, __ATOMIC_ACQUIRE);
 	bool any;
 
-	/* U5: the kernel lets munmap(2) return as soon as its event is read. */
+	/* U5, U2: the kernel lets munmap(2) return as soon as its event is read. */
 	pthread_mutex_lock(&umap.events_lock);
+	pthread_rwlock_wrlock(&umap.views_lock);
 	any = read_some(umap.kernel.uffd);
 	if (by_signal >= 0)
 		any |= read_some(by_signal);
+	pthread_rwlock_unlock(&umap.views_lock);
 	pthread_mutex_unlock(&umap.events_lock);
 	return any;
 }

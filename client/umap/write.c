@@ -2,6 +2,7 @@
  * write.c - what was stored goes to files and stores.
  */
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/param.h>
 
@@ -33,6 +34,8 @@ int umap_rescan(struct umap_region *r, uint64_t start, uint64_t end, bool rearm)
 {
 	int err = 0;
 
+	if (!umap_hold_views())
+		return -EAGAIN;
 	end = MIN(end, r->view_length);
 	FOR_EACH_THERE(r, start, end, i, a, b) {
 		struct marking m = { r, a };
@@ -40,6 +43,7 @@ int umap_rescan(struct umap_region *r, uint64_t start, uint64_t end, bool rearm)
 
 		err = err ? err : failed;
 	}
+	umap_let_views();
 	return err;
 }
 
@@ -164,8 +168,15 @@ int umap_write_range(struct umap_region *r, uint64_t start, uint64_t end)
 			size_t k = in_a_row(pages + i, n - i);
 
 			wait_for_fills(r, page, k);
+			if (umap_rescan(r, page_start(r, page), page_end(r, page + k - 1), true) == -EAGAIN) {
+				pthread_mutex_unlock(&r->lock);
+				umap_read_events();
+				sched_yield();
+				pthread_mutex_lock(&r->lock);
+				i--;
+				continue;
+			}
 			unseen = page + k;
-			umap_rescan(r, page_start(r, page), page_end(r, page + k - 1), true);
 		}
 		while (r->frame_of[page] && r->frames[frame_of(r, page)].flags & FRAME_WRITING)
 			pthread_cond_wait(&r->changed, &r->lock);

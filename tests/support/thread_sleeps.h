@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Whether a thread of this process waits: for a lock, or in a page fault, where there is nothing else to wait for. */
-static inline bool thread_sleeps(int tid)
+/* As in proc_pid_stat(5). */
+static inline char thread_state(int tid)
 {
 	char path[64], line[512], *state;
 	FILE *f;
@@ -21,7 +21,13 @@ static inline bool thread_sleeps(int tid)
 	cr_assert_not_null(fgets(line, sizeof(line), f));
 	fclose(f);
 	state = strrchr(line, ')');
-	return state && state[2] == 'S';
+	return state ? state[2] : 0;
+}
+
+/* Whether a thread of this process waits: for a lock, or in a page fault, where there is nothing else to wait for. */
+static inline bool thread_sleeps(int tid)
+{
+	return thread_state(tid) == 'S';
 }
 
 #endif

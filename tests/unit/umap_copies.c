@@ -133,6 +133,57 @@ Test(umap_copies, what_is_stored_to_a_page_whose_rest_there_is_no_memory_for_is_
 	rig_end(rig);
 }
 
+static struct {
+	char *page;
+	pthread_t thread;
+	atomic_int tid;
+} unmapper;
+
+static void *unmap(void *arg)
+{
+	unmapper.tid = gettid();
+	munmap(unmapper.page, 4096);
+	return NULL;
+}
+
+/* The program has unmapped it, but nobody knows yet. */
+static int stop_and_unmap(int fd, struct uffdio_copy *copy)
+{
+	int result = stop(fd, copy), err = errno;
+
+	unmapper.page = (char *)(uintptr_t)copy->dst + 4096;
+	pthread_create(&unmapper.thread, NULL, unmap, NULL);
+	while (!unmapper.tid || thread_state(unmapper.tid) == 'R')
+		usleep(1000);
+	errno = err;
+	return result;
+}
+
+/* With the page that was stored to. */
+static bool lacks_what_is_unmapped(struct rig *rig)
+{
+	char stored = 0;
+
+	if (!forbid_memory())
+		return false;
+	rig_map(rig);
+	on_copy = stop_and_unmap;
+	return rig_bus(rig->view + 65536 + 32768) && !pthread_join(unmapper.thread, NULL) &&
+	       pread(rig->fd, &stored, 1, 65536 + STORED) == 1 && stored == 'x' && !gaia_uunmap(rig->view, rig->length);
+}
+
+Test(umap_copies, what_is_stored_to_a_page_that_is_unmapped_before_memory_ends_is_written)
+{
+	struct rig *rig = rig_create(4 * 65536);
+
+	NOT_FOR_TSAN;
+	rig->config.page_size = 65536;
+	rig_map(rig);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	cr_assert(rig_in_child(lacks_what_is_unmapped, rig));
+	rig_end(rig);
+}
+
 /* ---- at the same time ---- */
 
 static struct {
@@ -142,11 +193,11 @@ static struct {
 	atomic_bool done;  /* and has done it */
 } meanwhile;
 
-/* Until the main thread has done it, or waits. */
+/* Until the main thread has done it, or waits: for a lock, or in munmap(2). */
 static void wait_for_main(void)
 {
 	meanwhile.begun = true;
-	while (!meanwhile.going || (!meanwhile.done && !thread_sleeps(meanwhile.main)))
+	while (!meanwhile.going || (!meanwhile.done && thread_state(meanwhile.main) == 'R'))
 		usleep(1000);
 }
 
@@ -195,6 +246,31 @@ static int copy_late(int fd, struct uffdio_copy *copy)
 	on_copy = NULL;
 	wait_for_main();
 	return make_copy(fd, copy);
+}
+
+/* Another userfaultfd's, too: the kernel does not tell them apart. */
+Test(umap_copies, a_copy_does_not_go_to_a_region_that_is_moved_to_where_its_own_was)
+{
+	struct rig *rig = rig_create(4 * 4096), *other = rig_create(4096);
+	pthread_t thread;
+	void *moved;
+
+	rig_map(rig);
+	other->config.flags |= GAIA_UMAP_BY_SIGNAL;
+	rig_map(other);
+	begin_to_bring(&thread, rig->view + 4096, copy_late);
+	cr_assert_eq(munmap(rig->view + 4096, 4096), 0);
+	moved = mremap(other->view, 4096, 4096, MREMAP_MAYMOVE | MREMAP_FIXED, rig->view + 4096);
+	cr_assert_eq(moved, rig->view + 4096);
+	meanwhile.done = true;
+	pthread_join(thread, NULL);
+	other->view = moved;
+	other->view[1] = other->content[1] = (unsigned char)~other->content[1];
+	cr_assert_arr_eq(other->view, other->content, 4096);
+	cr_assert_eq(gaia_umap_flush(other->view, 4096, 0), 0);
+	rig_check_file(other, other->content);
+	rig_unmap(other);
+	rig_unmap(rig);
 }
 
 Test(umap_copies, a_copy_does_not_go_to_a_region_that_comes_in_the_place_of_its_own)
