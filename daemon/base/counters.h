@@ -72,6 +72,7 @@
 	X(acquired_looked_at, "chunks that acquires looked at page by page (chunks)")           \
 	X(acquire_windows, "windows in which acquires did so: each takes one device operation of a kind (windows)") \
 	X(release_windows, "windows in which releases had devices look for changes (windows)")  \
+	X(compared_pages, "pages of which releases had devices find out whether they had changed") \
 	X(fetch_windows, "windows in which releases were fetched home (windows)")               \
 	X(page_waits, "waits for pages that other threads had locked (waits)")                  \
 	X(readahead, "pages brought to devices before they were acquired: by readahead, or because of GAIA_WILLNEED") \
