@@ -62,6 +62,8 @@ void detect_init(struct mapping *m)
 		return;
 	d = calloc(1, sizeof(*d) + m->span / GAIA_CHUNK * sizeof(d->placed[0]));
 	table = mmap(NULL, table_bytes(m), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (d)
+		d->asked_for = asked == BY_CLIENT;
 	if (d && table != MAP_FAILED && !m->ops->detect_make(m, d)) {
 		d->page = table;
 		m->detect = d;

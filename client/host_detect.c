@@ -161,7 +161,7 @@ static int watch(char *chunk)
 static int arm(struct mapping *m, uint64_t a, uint64_t b)
 {
 	struct host_chunk *c = &((struct host_own *)m->own)->chunk[a / GAIA_CHUNK_PAGES];
-	uint8_t left = c->leave_out;
+	uint8_t left = m->detect->asked_for ? 0 : c->leave_out;
 	int err;
 
 	c->armed = left == 0;
@@ -211,6 +211,7 @@ static void look(struct mapping *m, uint64_t a, uint64_t b)
 int host_detect(struct mapping *m, const struct detect_runs *rs, bool compare)
 {
 	struct host_own *own = m->own;
+	unsigned fewest = m->detect->asked_for ? 1 : FEWEST;
 	int err = 0;
 
 	for (size_t k = 0; k < rs->n && !err; k++) {
@@ -221,7 +222,7 @@ int host_detect(struct mapping *m, const struct detect_runs *rs, bool compare)
 			continue;
 		if (compare)
 			memset(own->changed + run->page, 1, run->n);
-		for (uint64_t a = run->page, b; a < end && run->n >= FEWEST && !err; a = b) {
+		for (uint64_t a = run->page, b; a < end && run->n >= fewest && !err; a = b) {
 			b = MIN(end, (a / GAIA_CHUNK_PAGES + 1) * GAIA_CHUNK_PAGES);
 			if (compare)
 				look(m, a, b);

@@ -145,6 +145,7 @@ struct detect_told {
 /* How changes are found, see detect.c. */
 struct detect {
 	/* Constant. */
+	bool asked_for;	  /* by GAIA_DETECT: also where it does not pay */
 	uint8_t *changed; /* of each page of the span, by the kind's detect(): the answer */
 	atomic_bool lost; /* nothing is told any more */
 	/* gaia_lock. */
