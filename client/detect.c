@@ -174,8 +174,8 @@ void detect_runs_free(struct detect_runs *rs)
 /* ---- acquires ---- */
 
 /*
- * As @stream sees it: nobody writes the page, or will have written it when the stream comes to what is queued now. The caller is counted as coming. Where
- * stores are looked for nobody may hold it at all, since what holds keep in place can be pinned for devices.
+ * As @stream sees it: nobody writes the page, or will have written it when the stream comes to what is queued now. The caller is counted as
+ * coming. Where stores are looked for nobody may hold it at all, since what holds keep in place can be pinned for devices.
  */
 static bool is_free(const struct mapping *m, const struct detect_page *p, uint64_t stream)
 {

@@ -1,18 +1,18 @@
 /*
- * host_detect.c - which pages of a mapping of the host have been stored to while they were held, found by the kernel: they are write-protected when they
- * are acquired, and the first store to each takes that away (protect.h). So a release has to compare only these; and it costs an acquire no look at
- * their bytes.
+ * host_detect.c - which pages of a mapping of the host have been stored to while they were held, found by the kernel: they are write-protected
+ * when they are acquired, and the first store to each takes that away (protect.h). So a release has to compare only these; and it costs an
+ * acquire no look at their bytes.
  *
- * The kernel's page tables are the only memory of it. Protection belongs to the addresses by which the program stores; what is placed or shown there
- * anew (side_show()), or put there by the program itself, has none, and so counts as changed. Nothing but what is done here protects a page. So a page that
- * is protected has not been stored to since it was armed, be that in this acquire or an earlier one; and one that is not counts as changed, whether it was
- * armed or not. Arming may be left out at will.
+ * The kernel's page tables are the only memory of it. Protection belongs to the addresses by which the program stores; what is placed or shown
+ * there anew (side_show()), or put there by the program itself, has none, and so counts as changed. Nothing but what is done here protects a page.
+ * So a page that is protected has not been stored to since it was armed, be that in this acquire or an earlier one; and one that is not counts as
+ * changed, whether it was armed or not. Arming may be left out at will.
  *
  * Stores that take other ways than these page tables are not seen:
  *  - by other mappings of the memory: these have holds of their own, and of a page that two mappings hold the daemon takes nobody's word;
- *  - by devices, and by the kernel for them, to pages that were pinned before (registered buffers of io_uring, RDMA, cudaHostRegister()): pinning takes the
- *    protection away. So a page that is held, in whatever way, is not armed (detect.c, is_free()): what was pinned under an older hold is not missed, and
- *    what was pinned under none may be others' memory by now.
+ *  - by devices, and by the kernel for them, to pages that were pinned before (registered buffers of io_uring, RDMA, cudaHostRegister()): pinning
+ *    takes the protection away. So a page that is held, in whatever way, is not armed (detect.c, is_free()): what was pinned under an older hold is
+ *    not missed, and what was pinned under none may be others' memory by now.
  *
  * A store costs a fault more while its page is protected; so chunks of which much was stored to are left out for a while.
  */

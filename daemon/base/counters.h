@@ -82,7 +82,7 @@
 	X(releases, "releases (calls)")                                                         \
 	X(acquire_nomem, "acquires refused because the range does not fit the device (calls)")  \
 	X(released_pages, "pages that releases found changed")                                  \
-	X(detected_pages, "of those, pages that clients had found changed (GAIA_DETECT=client)") \
+	X(detected_pages, "of those, pages that clients had found changed (GAIA_DETECT=client, not on the host)") \
 	X(overwritten_pages, "of those, pages that had been acquired to be overwritten: all of them was published") \
 	X(writeback_runs, "writes issued to the backing store (calls)")                         \
 	X(clients_lost, "clients that ended without unmapping, or were disconnected (clients)") \

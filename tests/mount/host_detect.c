@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <liburing.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -274,6 +275,40 @@ EACH_WAY_BARE(host_detect, bytes_of_programs_are_merged)
 		cr_assert_eq(p[CHUNK], byte);
 		OK(gaia_release(p, SIZE));
 	}
+	end();
+}
+
+/* A system call that has pinned the memory stores to it without its page tables. Pinning it counts as a store. */
+EACH_WAY_BARE(host_detect, what_was_pinned_since_is_found)
+{
+	struct iovec buffer;
+	struct io_uring_cqe *cqe;
+	struct io_uring ring;
+	int zeros;
+
+	start();
+	cr_assert_eq(io_uring_queue_init(1, &ring, 0), 0);
+	zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+	for (unsigned round = 0; round < 3; round++) {
+		off_t at = (1 + round) * (CHUNK / 2);
+
+		OK(gaia_acquire(p, SIZE, RW));
+		buffer = (struct iovec){ p + at, 2 * PAGE };
+		cr_assert_eq(io_uring_register_buffers(&ring, &buffer, 1), 0);
+		io_uring_prep_read_fixed(io_uring_get_sqe(&ring), zeros, p + at + 10, PAGE, 0, 0);
+		cr_assert_eq(io_uring_submit(&ring), 1);
+		cr_assert_eq(io_uring_wait_cqe(&ring, &cqe), 0);
+		cr_assert_eq(cqe->res, PAGE);
+		io_uring_cqe_seen(&ring, cqe);
+		cr_assert_eq(io_uring_unregister_buffers(&ring), 0);
+		OK(gaia_release(p, SIZE));
+		expect_on_file(at + 9, 'x');
+		expect_on_file(at + 10, 0);
+		expect_on_file(at + PAGE + 9, 0);
+		expect_on_file(at + PAGE + 10, 'x');
+	}
+	io_uring_queue_exit(&ring);
+	close(zeros);
 	end();
 }
 
