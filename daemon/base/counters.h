@@ -78,6 +78,7 @@
 	X(readahead, "pages brought to devices before they were acquired: by readahead, or because of GAIA_WILLNEED") \
 	X(readahead_used, "of those, pages that acquires found current (of a chunk that they left ready: all)") \
 	X(readahead_wasted, "of those, pages that were evicted, or changed, before they were acquired") \
+	X(readahead_home, "pages read from the store into home before the host acquired them: by readahead, or because of GAIA_WILLNEED") \
 	X(readahead_failed, "requests to bring pages before they are acquired that were given up: no room on the device, or errors (calls)") \
 	X(releases, "releases (calls)")                                                         \
 	X(acquire_nomem, "acquires refused because the range does not fit the device (calls)")  \
