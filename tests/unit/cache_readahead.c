@@ -1259,11 +1259,11 @@ Test(host, what_will_be_needed_is_read)
 	end();
 }
 
-/* What a device has is not read, however cold home is. */
+/* What a device has is not brought home before it is needed there. */
 Test(host, what_a_device_has_is_left)
 {
 	struct client *cl = begin_host(4, 128ull << 20, GAIA_PROT_READ), *dev = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
-	uint64_t reads;
+	uint64_t reads, home = counter_value(CTR_readahead_home);
 
 	cr_assert_eq(acquire_range(dev, AT(1, 0), GAIA_CHUNK, GAIA_PROT_READ), 0);
 	rig_readahead(rig);
@@ -1271,6 +1271,7 @@ Test(host, what_a_device_has_is_left)
 	reads = storage_reads();
 	will_need(cl, AT(1, 0), GAIA_CHUNK);
 	cr_assert_eq(storage_reads(), reads);
+	cr_assert_eq(counter_value(CTR_readahead_home), home);
 	/* From where it comes then the acquire decides. */
 	use_chunk(cl, 1, GAIA_PROT_READ);
 	end();
