@@ -232,6 +232,7 @@ EACH_WAY_BARE(host_detect, stores_of_another_process_are_found)
 	char byte = 'o';
 	pid_t pid;
 
+	WAY_NOT_FOR_ASAN;
 	start();
 	OK(pipe2(to, O_CLOEXEC));
 	OK(pipe2(from, O_CLOEXEC));
