@@ -14,7 +14,8 @@
  *    takes the protection away. So a page that is held, in whatever way, is not armed (detect.c, is_free()): what was pinned under an older hold is
  *    not missed, and what was pinned under none may be others' memory by now.
  *
- * A store costs a fault more while its page is protected; so chunks of which much was stored to are left out for a while.
+ * A store costs a fault more while its page is protected; so chunks of which much was stored to are left out for a while. A chunk that is mapped as
+ * a huge page stays one: all of it is protected, or nothing; its first store has the kernel map it anew, and so all of it counts as stored to.
  */
 #include "host_detect.h"
 
@@ -26,6 +27,11 @@
 #include <unistd.h>
 
 #include "protect.h"
+
+/* Not in the headers of older systems. */
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 
 #define FEATURES (FEATURE_WP_ASYNC | UFFD_FEATURE_WP_HUGETLBFS_SHMEM)
 
@@ -143,11 +149,16 @@ void host_detect_end(struct mapping *m)
 
 /* ---- runs, chunk by chunk: each is a mapping of its own ---- */
 
+/* A huge page is protected as one by a scan; UFFDIO_WRITEPROTECT would split it. -ENOENT: the chunk is not watched. */
 static int protect(char *at, uint64_t n)
 {
 	struct uffdio_writeprotect wp = { .range = { (uintptr_t)at, n }, .mode = UFFDIO_WRITEPROTECT_MODE_WP };
+	int err;
 
-	return ioctl(kernel.uffd, UFFDIO_WRITEPROTECT, &wp) ? -errno : 0;
+	if (n < GAIA_CHUNK)
+		return ioctl(kernel.uffd, UFFDIO_WRITEPROTECT, &wp) ? -errno : 0;
+	err = pagemap_scan(kernel.pagemap, at, n, true, NULL, NULL);
+	return err == -EPERM ? -ENOENT : err;
 }
 
 static int watch(char *chunk)
@@ -164,6 +175,12 @@ static int arm(struct mapping *m, uint64_t a, uint64_t b)
 	uint8_t left = m->detect->asked_for ? 0 : c->leave_out;
 	int err;
 
+	/* What is one page to the kernel is mapped as such before it is watched. */
+	(void)madvise(m->base + a * GAIA_PAGE, GAIA_PAGE, MADV_POPULATE_READ);
+	if (b - a < GAIA_CHUNK_PAGES && pagemap_is_huge(kernel.pagemap, m->base + a * GAIA_PAGE)) {
+		c->armed = false;
+		return 0;
+	}
 	c->armed = left == 0;
 	if (left > 0) {
 		c->leave_out = left - 1;

@@ -17,9 +17,11 @@ struct scan {
 #define DO_SCAN _IOWR('f', 16, struct scan)
 #define SCAN_PROTECT 1u		/* PM_SCAN_WP_MATCHING */
 #define SCAN_CHECK 2u		/* PM_SCAN_CHECK_WPASYNC */
+#define SCAN_PAGE 4096u
 #define IS_WRITTEN 2u
 #define IS_PRESENT 8u
 #define IS_SWAPPED 16u		/* also said of the mark that protected pages leave */
+#define IS_HUGE 64u
 
 static int passes(int err)
 {
@@ -50,6 +52,17 @@ int pagemap_open(void)
 		return fd;
 	close(fd);
 	return -ENOSYS;
+}
+
+bool pagemap_is_huge(int pagemap, const void *at)
+{
+	struct scanned found;
+	struct scan s = {
+		.size = sizeof(s), .start = (uintptr_t)at, .end = (uintptr_t)at + SCAN_PAGE, .vec = (uintptr_t)&found, .vec_len = 1,
+		.category_mask = IS_HUGE, .return_mask = IS_HUGE,
+	};
+
+	return ioctl(pagemap, DO_SCAN, &s) == 1;
 }
 
 int pagemap_scan(int pagemap, const void *at, uint64_t n, bool rearm, void (*part)(void *arg, uint64_t start, uint64_t end, bool mapped, bool clean),

@@ -26,6 +26,9 @@ int uffd_open_user_mode(uint64_t features);
 /* To scan this process's memory, not a child's. */
 int pagemap_open(void);
 
+/* Whether the page there is mapped as part of a huge page. */
+bool pagemap_is_huge(int pagemap, const void *at);
+
 /*
  * Tell for each part of the memory, of whole pages of 4 KiB, whether it is clean: protected, or unmapped while it was. What nothing is told of is
  * not there. @rearm: protect again what was stored to, or is not there. @part may be NULL. -EPERM: some of it is not registered.

@@ -50,9 +50,9 @@ static void skip_without_kernel(void)
 }
 
 /* A file of 'x', and a mapping of it that can write. */
-static void start(void)
+static void start_with(const char *huge)
 {
-	static const char *const args[] = { "--device", "none", "--home", "64M", NULL };
+	const char *const args[] = { "--device", "none", "--home", "64M", "--huge-pages", huge, NULL };
 	static unsigned char piece[CHUNK];
 
 	skip_without_kernel();
@@ -64,6 +64,11 @@ static void start(void)
 		cr_assert_eq(pwrite(fd, piece, CHUNK, (off_t)i * CHUNK), CHUNK);
 	cr_assert_eq(fsync(fd), 0);
 	p = map();
+}
+
+static void start(void)
+{
+	start_with("off");
 }
 
 static void end(void)
@@ -122,6 +127,31 @@ EACH_WAY_BARE(host_detect, only_what_was_stored_to_is_compared)
 	OK(gaia_acquire(p, SIZE, RW));
 	OK(gaia_release(p, SIZE));
 	cr_assert_eq(compared(), before);
+	end();
+}
+
+/* Of memory that is one page to the kernel. */
+EACH_WAY_BARE(host_detect, of_huge_pages_those_are_compared_that_were_stored_to)
+{
+	long before;
+
+	start_with("on");
+	for (char byte = 'a'; byte < 'f'; byte++) {
+		OK(gaia_acquire(p, SIZE, RW));
+		cr_assert_eq(p[3 * CHUNK + 5], 'x');
+		p[CHUNK + 7 * PAGE] = (unsigned char)byte;
+		before = compared();
+		OK(gaia_release(p, SIZE));
+		cr_assert_geq(compared() - before, 1);
+		cr_assert_leq(compared() - before, CHUNK / PAGE);
+		expect_on_file(CHUNK + 7 * PAGE, byte);
+		expect_on_file(CHUNK + 8 * PAGE, 'x');
+	}
+	/* A part of one. */
+	OK(gaia_acquire(p + CHUNK, CHUNK / 2, RW));
+	p[CHUNK + 9 * PAGE] = 'z';
+	OK(gaia_release(p + CHUNK, CHUNK / 2));
+	expect_on_file(CHUNK + 9 * PAGE, 'z');
 	end();
 }
 
