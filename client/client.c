@@ -210,11 +210,15 @@ static int acquire_inside(struct mapping *m, struct gaia_ioc_range io)
 	const struct gaia_list_range range = range_of(&io);
 	int err;
 
-	detect_acquire(m, &range, 1, (int)io.prot, 0);
-	err = m->sides ? sides_acquire(m, &range, 1, (int)io.prot) : range_acquire(m, &io);
-	if (!err)
-		err = wait_mapped(m, &io);
-	detect_settled(m, &range, 1, !err);
+	if (m->sides) {
+		err = sides_acquire(m, &range, 1, (int)io.prot);
+	} else {
+		detect_acquire(m, &range, 1, (int)io.prot, 0);
+		err = range_acquire(m, &io);
+		if (!err)
+			err = wait_mapped(m, &io);
+		detect_settled(m, &range, 1, !err);
+	}
 	if (err)
 		return err;
 	held_add(m, &asked);
@@ -378,9 +382,13 @@ static int acquire_list_inside(struct mapping *m, const struct gaia_list_range *
 {
 	int err;
 
-	detect_acquire(m, list, n, prot, 0);
-	err = m->sides ? sides_acquire(m, list, n, prot) : list_acquire(m, list, n, prot);
-	detect_settled(m, list, n, !err);
+	if (m->sides) {
+		err = sides_acquire(m, list, n, prot);
+	} else {
+		detect_acquire(m, list, n, prot, 0);
+		err = list_acquire(m, list, n, prot);
+		detect_settled(m, list, n, !err);
+	}
 	if (err)
 		return err;
 	held_add_list(m, list, n, prot);

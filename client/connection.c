@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "host_detect.h"
 #include "internal.h"
 
 /*
@@ -49,6 +50,7 @@ static void after_fork_in_child(void)
 	struct conn *c;
 
 	starts_forked();
+	host_detect_forked();
 	while ((c = LIST_FIRST(&conns))) {
 		LIST_REMOVE(c, link);
 		files_forked(c);

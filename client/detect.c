@@ -32,13 +32,18 @@ struct detect_page {
 	bool hashed;	  /* sure, and its hash was taken, or will have been when a stream comes to what is queued next */
 };
 
-static bool wanted;
+static enum { UNSAID, BY_CLIENT, BY_DAEMON } asked;
 
 static void read_environment(void)
 {
 	const char *value = secure_getenv("GAIA_DETECT");
 
-	wanted = value && !strcmp(value, "client");
+	asked = !value ? UNSAID : !strcmp(value, "client") ? BY_CLIENT : !strcmp(value, "daemon") ? BY_DAEMON : UNSAID;
+}
+
+static bool is_wanted(const struct mapping *m)
+{
+	return asked == BY_CLIENT || (asked == UNSAID && m->ops->detects_unasked);
 }
 
 static size_t table_bytes(const struct mapping *m)
@@ -53,10 +58,12 @@ void detect_init(struct mapping *m)
 	void *table;
 
 	pthread_once(&once, read_environment);
-	if (!wanted || !(m->prot & PROT_WRITE) || !m->ops->detect_make || m->length > LENGTH_MOST)
+	if (!is_wanted(m) || !(m->prot & PROT_WRITE) || !m->ops->detect_make || m->length > LENGTH_MOST)
 		return;
 	d = calloc(1, sizeof(*d) + m->span / GAIA_CHUNK * sizeof(d->placed[0]));
 	table = mmap(NULL, table_bytes(m), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (d)
+		d->asked_for = asked == BY_CLIENT;
 	if (d && table != MAP_FAILED && !m->ops->detect_make(m, d)) {
 		d->page = table;
 		m->detect = d;
@@ -166,9 +173,14 @@ void detect_runs_free(struct detect_runs *rs)
 
 /* ---- acquires ---- */
 
-/* As @stream sees it: nobody writes the page, or will have written it when the stream comes to what is queued now. */
-static bool is_free(const struct detect_page *p, uint64_t stream)
+/*
+ * As @stream sees it: nobody writes the page, or will have written it when the stream comes to what is queued now. The caller is counted as
+ * coming. Where stores are looked for nobody may hold it at all, since what holds keep in place can be pinned for devices.
+ */
+static bool is_free(const struct mapping *m, const struct detect_page *p, uint64_t stream)
 {
+	if (m->ops->detects_stores && p->holds + p->coming > 1)
+		return false;
 	return !p->writes && (p->queued == 0 || (stream && p->stream == stream));
 }
 
@@ -183,7 +195,7 @@ void detect_acquire(struct mapping *m, const struct gaia_list_range *range, size
 		p->coming++;
 		if (!(prot & PROT_WRITE))
 			continue;
-		p->sure = is_free(p, stream) && prot & PROT_READ;
+		p->sure = is_free(m, p, stream) && prot & PROT_READ;
 		p->hashed = false;
 		p->writes = true;
 	}
@@ -325,6 +337,15 @@ static uint64_t end_of(const struct gaia_list_range *range, size_t n)
 	return end;
 }
 
+/* Whether there is anything to tell that the daemon would not find as well, at the same cost. */
+static bool worth_telling(const struct mapping *m, const struct detect_runs *rs)
+{
+	for (size_t k = 0; k < rs->n && m->ops->detects_stores; k++)
+		if (rs->at[k].compare && memchr(m->detect->changed + rs->at[k].page, 0, rs->at[k].n))
+			return true;
+	return !m->ops->detects_stores;
+}
+
 void detect_release(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_told *out)
 {
 	struct detect_runs rs = { .n = 0 };
@@ -340,7 +361,7 @@ void detect_release(struct mapping *m, const struct gaia_list_range *range, size
 		any |= rs.at[k].compare;
 	if (complete && any)
 		complete = m->ops->detect(m, &rs, true) == 0;
-	if (complete)
+	if (complete && worth_telling(m, &rs))
 		tell(m, &rs, range[0].offset, end_of(range, n), out);
 	detect_runs_free(&rs);
 	look_end(m);

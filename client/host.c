@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "host_detect.h"
 #include "sides.h"
 #include "sim.h"
 
@@ -71,10 +72,10 @@ static int host_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 static void host_unreserve(struct mapping *m, bool ended)
 {
 	(void)ended;
-	detect_unreserve(m);
 	munmap(m->base, m->span);
 	for (unsigned i = 0; m->sides && i < SIDES; i++)
 		munmap(m->sides->at[i], m->span);
+	host_detect_end(m);
 }
 
 /* The lock is held. */
@@ -173,6 +174,8 @@ const struct kind_ops host_kind = {
 	.unreserve = host_unreserve,
 	.place = host_place,
 	.clear = host_clear,
-	.detect_make = sim_detect_make,
-	.detect = sim_detect,
+	.detects_unasked = true,
+	.detects_stores = true,
+	.detect_make = host_detect_make,
+	.detect = host_detect,
 };

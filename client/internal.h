@@ -92,14 +92,20 @@ struct kind_ops {
 	 * gaia_lock is held. NULL: not possible. */
 	int (*protect)(struct mapping *m, uint64_t a, uint64_t b, int prot);
 
+	bool detects_unasked; /* unless GAIA_DETECT says that the daemon is to */
+	/*
+	 * detect() finds stores, not changes, and none that devices make by what was pinned before. What is told are hints: the daemon compares these pages,
+	 * as it compares all if nothing is told.
+	 */
+	bool detects_stores;
 	/*
 	 * Make what detecting changes takes, once the mapping's memory is reserved: sets @d->changed, and keeps a place for a hash of each page of
-	 * m->span. It goes with unreserve(). NULL: not possible.
+	 * m->span, or what there is instead. It goes with unreserve(). NULL: not possible.
 	 */
 	int (*detect_make)(struct mapping *m, struct detect *d);
 	/*
 	 * Remember a hash of each page of the runs that say so (detect_run.compare); or (@compare) set m->detect->changed of each to whether its hash is
-	 * another one now. Waits for it.
+	 * another one now. Waits for it. The pages are where the program sees them.
 	 */
 	int (*detect)(struct mapping *m, const struct detect_runs *rs, bool compare);
 
@@ -139,6 +145,7 @@ struct detect_told {
 /* How changes are found, see detect.c. */
 struct detect {
 	/* Constant. */
+	bool asked_for;	  /* by GAIA_DETECT: also where it does not pay */
 	uint8_t *changed; /* of each page of the span, by the kind's detect(): the answer */
 	atomic_bool lost; /* nothing is told any more */
 	/* gaia_lock. */

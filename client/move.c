@@ -126,7 +126,7 @@ void add_side(struct mapping *m, int fd)
 	struct mapping *reader;
 	int err;
 
-	if (m->ops != &host_kind || !(m->prot & PROT_WRITE) || m->detect || (m->conn->features & FOR_SIDES) != FOR_SIDES)
+	if (m->ops != &host_kind || !(m->prot & PROT_WRITE) || (m->conn->features & FOR_SIDES) != FOR_SIDES)
 		return;
 	reader = calloc(1, sizeof(*reader));
 	if (!reader)

@@ -168,16 +168,29 @@ static struct gaia_ioc_range io_of(const struct mapping *m, const struct gaia_li
 	};
 }
 
-static int acquire_on(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot)
+static int acquire_at_daemon(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot)
 {
 	struct gaia_ioc_range io;
 	int err;
 
 	if (n != 1)
-		return n ? list_acquire(m, range, n, prot) : 0;
+		return list_acquire(m, range, n, prot);
 	io = io_of(m, range, prot);
 	err = range_acquire(m, &io);
 	return err || !io.seq ? err : conn_wait(m->conn, io.seq, io.unanswered);
+}
+
+/* Holds count for detect.c on the side that can write alone. */
+static int acquire_on(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot)
+{
+	int err;
+
+	if (!n)
+		return 0;
+	detect_acquire(m, range, n, prot, 0);
+	err = acquire_at_daemon(m, range, n, prot);
+	detect_settled(m, range, n, !err);
+	return err;
 }
 
 /* @push_err: as of range_release(); NULL: they were not used. */

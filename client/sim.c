@@ -56,7 +56,7 @@ static size_t detect_bytes(const struct mapping *m)
 	return m->span / GAIA_PAGE * (sizeof(struct page_hash) + 1);
 }
 
-int sim_detect_make(struct mapping *m, struct detect *d)
+static int sim_detect_make(struct mapping *m, struct detect *d)
 {
 	struct sim_detect *own = malloc(sizeof(*own));
 	void *at = mmap(NULL, detect_bytes(m), PROT_READ | PROT_WRITE, RESERVED, -1, 0);
@@ -73,7 +73,7 @@ int sim_detect_make(struct mapping *m, struct detect *d)
 	return 0;
 }
 
-int sim_detect(struct mapping *m, const struct detect_runs *rs, bool compare)
+static int sim_detect(struct mapping *m, const struct detect_runs *rs, bool compare)
 {
 	struct page_hash *hash = ((struct sim_detect *)m->own)->hash;
 
@@ -89,16 +89,11 @@ int sim_detect(struct mapping *m, const struct detect_runs *rs, bool compare)
 	return 0;
 }
 
-void detect_unreserve(struct mapping *m)
-{
-	if (m->own)
-		munmap(((struct sim_detect *)m->own)->hash, detect_bytes(m));
-}
-
 static void sim_unreserve(struct mapping *m, bool ended)
 {
 	(void)ended;
-	detect_unreserve(m);
+	if (m->own)
+		munmap(((struct sim_detect *)m->own)->hash, detect_bytes(m));
 	munmap(m->base, m->span);
 }
 

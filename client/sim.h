@@ -15,10 +15,4 @@ int keep_from_children(char *at, size_t len);
 int chunks_place(char *at, unsigned n, const int *fd, uint64_t extents, int prot);
 int chunks_clear(char *at, unsigned n);
 
-/* See kind_ops. */
-int sim_detect_make(struct mapping *m, struct detect *d);
-int sim_detect(struct mapping *m, const struct detect_runs *rs, bool compare);
-/* Undo sim_detect_make(), if there is anything. */
-void detect_unreserve(struct mapping *m);
-
 #endif

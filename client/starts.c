@@ -194,11 +194,10 @@ static int acquire_inside(const struct start *st, struct mapping *m)
 	 * beside others, make the library say of stores that they are none; why is not known.
 	 */
 	detect_lost(m);
-	detect_acquire(m, range, n, (int)st->io.prot, 0);
 	if (m->sides)
-		err = sides_acquire(m, range, n, (int)st->io.prot);
-	else
-		err = st->list ? list_acquire(m, range, n, (int)st->io.prot) : acquire_range(st, m);
+		return sides_acquire(m, range, n, (int)st->io.prot);
+	detect_acquire(m, range, n, (int)st->io.prot, 0);
+	err = st->list ? list_acquire(m, range, n, (int)st->io.prot) : acquire_range(st, m);
 	detect_settled(m, range, n, !err);
 	return err;
 }

@@ -1,20 +1,17 @@
 /*
- * kernel.c - userfaultfd(2) and PAGEMAP_SCAN. The constants are here because headers are older than kernels.
+ * kernel.c - userfaultfd(2) as regions use it; see also ../protect.c. The constants are here because headers are older than kernels.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/param.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "../protect.h"
 #include "internal.h"
 
-#ifndef UFFD_USER_MODE_ONLY
-#define UFFD_USER_MODE_ONLY 1
-#endif
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xaa, 0)
 #endif
@@ -22,7 +19,6 @@
 #define UFFD_FEATURE_SIGBUS (1u << 7)
 #endif
 #define FEATURE_POISON (1u << 14)
-#define FEATURE_WP_ASYNC (1u << 15)
 #define FEATURES (UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_THREAD_ID | \
 		  UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_UNMAP | FEATURE_POISON | FEATURE_WP_ASYNC)
 
@@ -34,20 +30,6 @@ struct poison {
 	int64_t updated;
 };
 #define DO_POISON _IOWR(UFFDIO, 0x08, struct poison)
-
-struct scanned {
-	uint64_t start, end, categories;
-};
-struct scan {
-	uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
-	uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
-};
-#define DO_SCAN _IOWR('f', 16, struct scan)
-#define SCAN_PROTECT 1u		/* PM_SCAN_WP_MATCHING */
-#define SCAN_CHECK 2u		/* PM_SCAN_CHECK_WPASYNC */
-#define IS_WRITTEN 2u
-#define IS_PRESENT 8u
-#define IS_SWAPPED 16u		/* also said of the mark that protected pages leave */
 
 #ifndef MADV_DONTNEED_LOCKED
 #define MADV_DONTNEED_LOCKED 24
@@ -75,16 +57,11 @@ static int open_uffd(struct umap_kernel *k)
 
 int umap_kernel_open_by_signal(struct umap_kernel *k)
 {
-	struct uffdio_api api = { .api = UFFD_API, .features = FEATURES | UFFD_FEATURE_SIGBUS };
 	/* Faults within system calls would be refused anyway; and so it needs no privileges. */
-	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY), err = -errno;
+	int fd = uffd_open_user_mode(FEATURES | UFFD_FEATURE_SIGBUS);
 
-	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
-		close(fd);
-		return -ENOSYS;
-	}
 	if (fd < 0)
-		return err == -EMFILE || err == -ENFILE || err == -ENOMEM ? err : -ENOSYS;
+		return fd;
 	/* Whoever polls looks at it without a lock. */
 	__atomic_store_n(&k->by_signal, fd, __ATOMIC_RELEASE);
 	return 0;
@@ -93,20 +70,19 @@ int umap_kernel_open_by_signal(struct umap_kernel *k)
 int umap_kernel_open(struct umap_kernel *k)
 {
 	struct uffdio_api api = { .api = UFFD_API, .features = FEATURES };
-	struct scan nothing = { .size = sizeof(nothing) };
-	int err;
 
 	k->uffd = open_uffd(k);
 	if (k->uffd < 0)
 		return k->uffd == -EMFILE || k->uffd == -ENFILE || k->uffd == -ENOMEM ? k->uffd : -ENOSYS;
-	k->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	err = -errno;
+	k->pagemap = pagemap_open();
 	if (k->pagemap < 0) {
+		int err = k->pagemap;
+
 		close(k->uffd);
 		k->uffd = -1;
-		return err == -EMFILE || err == -ENFILE || err == -ENOMEM ? err : -ENOSYS;
+		return err;
 	}
-	if (ioctl(k->uffd, UFFDIO_API, &api) || ioctl(k->pagemap, DO_SCAN, &nothing) < 0) {
+	if (ioctl(k->uffd, UFFDIO_API, &api)) {
 		umap_kernel_close(k);
 		return -ENOSYS;
 	}
@@ -249,29 +225,5 @@ void umap_kernel_poison(int uffd, void *view)
 int umap_kernel_scan(void *view, uint64_t n, bool rearm, void (*part)(void *arg, uint64_t start, uint64_t end, bool mapped, bool clean),
 		     void *arg)
 {
-	struct scanned found[64];
-	uint64_t start = (uintptr_t)view, end = start + n;
-
-	while (start < end) {
-		struct scan s = {
-			.size = sizeof(s), .flags = SCAN_CHECK | (rearm ? SCAN_PROTECT : 0), .start = start, .end = end,
-			.vec = (uintptr_t)found, .vec_len = 64, .return_mask = IS_WRITTEN | IS_PRESENT | IS_SWAPPED,
-		};
-		int count = ioctl(umap.kernel.pagemap, DO_SCAN, &s);
-
-		if (count < 0 && errno == EINTR)
-			continue;
-		if (count < 0)
-			return -errno;
-		for (int i = 0; part && i < count; i++) {
-			uint64_t is = found[i].categories;
-
-			part(arg, found[i].start - (uintptr_t)view, found[i].end - (uintptr_t)view, is & IS_PRESENT,
-			     is & (IS_PRESENT | IS_SWAPPED) && !(is & IS_WRITTEN));
-		}
-		if (s.walk_end <= start)
-			break;
-		start = s.walk_end;
-	}
-	return 0;
+	return pagemap_scan(umap.kernel.pagemap, view, n, rearm, part, arg);
 }

@@ -72,16 +72,18 @@
 	X(acquired_looked_at, "chunks that acquires looked at page by page (chunks)")           \
 	X(acquire_windows, "windows in which acquires did so: each takes one device operation of a kind (windows)") \
 	X(release_windows, "windows in which releases had devices look for changes (windows)")  \
+	X(compared_pages, "pages of which releases had devices find out whether they had changed") \
 	X(fetch_windows, "windows in which releases were fetched home (windows)")               \
 	X(page_waits, "waits for pages that other threads had locked (waits)")                  \
 	X(readahead, "pages brought to devices before they were acquired: by readahead, or because of GAIA_WILLNEED") \
 	X(readahead_used, "of those, pages that acquires found current (of a chunk that they left ready: all)") \
 	X(readahead_wasted, "of those, pages that were evicted, or changed, before they were acquired") \
+	X(readahead_home, "pages read from the store into home before the host acquired them: by readahead, or because of GAIA_WILLNEED") \
 	X(readahead_failed, "requests to bring pages before they are acquired that were given up: no room on the device, or errors (calls)") \
 	X(releases, "releases (calls)")                                                         \
 	X(acquire_nomem, "acquires refused because the range does not fit the device (calls)")  \
 	X(released_pages, "pages that releases found changed")                                  \
-	X(detected_pages, "of those, pages that clients had found changed (GAIA_DETECT=client)") \
+	X(detected_pages, "of those, pages that clients had found changed (GAIA_DETECT=client, not on the host)") \
 	X(overwritten_pages, "of those, pages that had been acquired to be overwritten: all of them was published") \
 	X(writeback_runs, "writes issued to the backing store (calls)")                         \
 	X(clients_lost, "clients that ended without unmapping, or were disconnected (clients)") \

@@ -39,22 +39,26 @@ void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct segm
 	*ah = (struct ahead){ .reps = reps, .n = n, .asked = asked, .write = write };
 }
 
-/* Whether page i will have to be read from the store, as far as that is known. chunk->lock is held. */
-static bool will_be_read(struct replica *rep, unsigned i, bool write)
+bool page_is_only_stored(struct chunk *ch, unsigned i)
 {
-	struct chunk *ch = rep->chunk;
-	enum track_step step;
-
 	if (page_present(ch, i) || page_ahead(ch, i) || page_limit(ch, i) == 0)
 		return false;
-	step = replica_step(rep, i, write);
-	if (step != TRACK_SEND && step != TRACK_PULL)
-		return false;
-	/* If another device has the page it sends it. */
+	/* If a device has the page it sends it. */
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		if (replica_is_home(ch->replica[k], i))
 			return false;
 	return true;
+}
+
+/* Whether page i will have to be read from the store, as far as that is known. chunk->lock is held. */
+static bool will_be_read(struct replica *rep, unsigned i, bool write)
+{
+	enum track_step step;
+
+	if (!page_is_only_stored(rep->chunk, i))
+		return false;
+	step = replica_step(rep, i, write);
+	return step == TRACK_SEND || step == TRACK_PULL;
 }
 
 /* NULL: there is nothing to read of it. */

@@ -10,6 +10,7 @@
 #include "pagecache/segments.h"
 
 struct batch;
+struct chunk;
 struct replica;
 
 #define AHEAD_CHUNKS 4u /* chunks that are read, at most, beyond the one at work */
@@ -31,5 +32,7 @@ void ahead_arrived(struct ahead *ah, uint64_t k);
 void ahead_drain(struct ahead *ah);
 /* Chunk k, whose turn has not come, is being read. */
 bool ahead_is_under_way(const struct ahead *ah, uint64_t k);
+/* Whether neither home nor a device has page @i, which the file has. chunk->lock is held. */
+bool page_is_only_stored(struct chunk *ch, unsigned i);
 
 #endif

@@ -47,7 +47,7 @@ struct grant *grant_get(struct mapping *m, struct replica *rep)
 		g->index = index;
 		LIST_INSERT_HEAD(&rep->grants, g, of_replica);
 		if (m->prot & GAIA_PROT_WRITE)
-			replica_granted(rep, m->detects);
+			replica_granted(rep, m->unarmed);
 		pthread_mutex_lock(&m->lock);
 		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
 		atomic_store_explicit(&m->n_grants, HASH_COUNT(m->grants), memory_order_relaxed);

@@ -182,6 +182,8 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 void cache_map_detects(struct mapping *m)
 {
 	m->detects = true;
+	/* On the host the client finds what was stored to. What of that has changed the device is asked. */
+	m->unarmed = !m->dev->home;
 }
 
 static uint64_t pages_in_file(const struct mapping *m)
@@ -327,7 +329,7 @@ static bool grant_end(struct mapping *m, struct chunk *ch, enum cache_left left,
 		*now = spoiled && !before;
 		LIST_REMOVE(g, of_replica);
 		if (m->prot & GAIA_PROT_WRITE)
-			replica_grant_ended(rep, m->detects);
+			replica_grant_ended(rep, m->unarmed);
 		pthread_mutex_lock(&m->lock);
 		mapping_grant_ends(m, g);
 		pthread_mutex_unlock(&m->lock);

@@ -44,6 +44,7 @@ struct mapping {
 	unsigned prot;
 	bool export_write;    /* descriptors for the client allow writing */
 	bool detects;	      /* it is for writing, and its client looks for changes itself: see cache_map_detects() */
+	bool unarmed;	      /* and so no page is armed for its sake */
 	struct readers *readers; /* the readers whose replicas it uses; NULL: it uses the shared ones */
 	uint64_t off, len;
 	pthread_mutex_t lock; /* taken inside chunk.lock */

@@ -121,6 +121,8 @@ void find_begin(struct find *fd)
 		fd->err = drop_beyond(&fd->rl[k]);
 	add_runs(fd->rl, fd->n, &fd->op);
 	count(CTR_release_windows, fd->op.n > 0);
+	for (unsigned k = 0; k < fd->op.n; k++)
+		count(CTR_compared_pages, fd->op.runs[k].npages);
 	if (!fd->err && fd->op.n > 0)
 		fd->err = cache_device_begin(dev, &fd->op, &fd->wait);
 	/* Else it is the device's. */
@@ -243,6 +245,19 @@ static void leave_to_others(struct release *rl)
 			bit_clear(rl->writing, i);
 }
 
+/*
+ * Whether the client's word tells of page @i all that a release has to know. On the host, where it has found stores, and perhaps more, the device is asked
+ * what these changed, if it remembers what there was.
+ */
+static bool is_told(const struct release *rl, unsigned i)
+{
+	const struct replica *rep = rl->grant->replica;
+
+	if (!rl->told || !replica_is_detected(rep, i))
+		return false;
+	return !bit_test(rl->found, i) || !rep->dev->home || !(rep->page[i].flags & REPLICA_ARMED);
+}
+
 void release_look_at(struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
@@ -261,7 +276,7 @@ void release_look_at(struct release *rl)
 		if (bit_test(rl->over, i)) {
 			bit_set(rl->whole, i);
 			note_changed(rl, i);
-		} else if (rl->told && replica_is_detected(rep, i)) {
+		} else if (is_told(rl, i)) {
 			bit_set(rl->detected, i);
 			if (bit_test(rl->found, i))
 				note_changed(rl, i);

@@ -20,6 +20,9 @@
  * What is requested, beside what the program asked for, and in which order it has its turn, is decided by streams.c.
  *
  * It leaves files alone that CPU programs may write past the cache: an acquire reads these again, to compare.
+ *
+ * For the host it only reads the store, into home: what is not there yet is what an acquire waits for, and from there its page is moved into
+ * view, or copied, without a bus. Nothing is made on the device, so nothing of it is evicted as unused, and it may be what read(2) wants.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,6 +36,7 @@
 #include "base/thread.h"
 #include "base/util.h"
 #include "consistency/track.h"
+#include "pagecache/ahead.h"
 #include "pagecache/bring.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -373,6 +377,74 @@ static bool may_bring(struct mapping *m, uint64_t index)
 	return may;
 }
 
+/* ---- one piece for the host ---- */
+
+/* Lock those of pages [a, b) that would have to be read from the store, as far as home has room and nobody has them locked. How many. */
+static unsigned stored_pages_take(struct readahead *ra, struct chunk *ch, unsigned a, unsigned b, uint64_t *pages)
+{
+	uint64_t keep = ra->cache->frames.budget / HOME_SHARE, room = home_room(ra->cache);
+	unsigned n = 0;
+
+	room -= MIN(room, keep);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++) {
+		if (!page_is_only_stored(ch, i))
+			continue;
+		if (n == room) {
+			atomic_fetch_add(&ra->st.n_lost, 1);
+			break;
+		}
+		if (!page_trylock(ch, i))
+			continue;
+		bit_set(pages, i);
+		n++;
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return n;
+}
+
+/* Read those of pages [a, b) that are in the store alone. file->range is held. */
+static int chunk_read(struct readahead *ra, struct chunk *ch, unsigned a, unsigned b)
+{
+	struct fills fills = FILLS(fills, false);
+	uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
+	unsigned there = 0;
+	int err, also;
+
+	if (stored_pages_take(ra, ch, a, b, pages) == 0)
+		return 0;
+	(void)fault_point("readahead.bring");
+	fills.quiet = true;
+	err = home_fill_begin(&fills, ch, a, b, pages);
+	also = home_fill_end(&fills);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; (i = bits_first(pages, i, b)) < b; i++) {
+		there += page_present(ch, i);
+		pages_unlock(ch, i, i + 1);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	count(CTR_readahead_home, there);
+	/* It should not be the first to leave. */
+	atomic_store_explicit(&ch->referenced, true, memory_order_relaxed);
+	chunk_account(ch);
+	err = err ? err : also;
+	if (err == -ENOBUFS)
+		atomic_fetch_add(&ra->st.n_lost, 1);
+	return err == -ENOBUFS ? 0 : err;
+}
+
+static int read_once(struct readahead *ra, struct page_span piece)
+{
+	uint64_t index = piece.a / GAIA_CHUNK_PAGES, start = index * GAIA_CHUNK_PAGES;
+	struct chunk *ch = chunk_get(ra->mapping->file, index, true);
+	int err = chunk_read(ra, ch, (unsigned)(piece.a - start), (unsigned)(piece.b - start));
+
+	chunk_put(ch);
+	return err;
+}
+
+/* ---- one piece, anywhere ---- */
+
 /* Who waits to truncate the file, and all who wait behind, go first. */
 static bool range_try(struct cfile *f)
 {
@@ -392,9 +464,9 @@ static int bring(struct readahead *ra, struct page_span piece)
 		return OVER;
 	if (!range_try(f))
 		return GAVE_WAY;
-	err = bring_once(m, piece);
+	err = m->dev->home ? read_once(ra, piece) : bring_once(m, piece);
 	pthread_rwlock_unlock(&f->range);
-	if (err != -ENOENT)
+	if (err != -ENOENT || m->dev->home)
 		return err;
 	if (!may_bring(m, index))
 		return 0;
@@ -547,9 +619,6 @@ void readahead_acquired(struct mapping *m, struct page_span span)
 	struct request rq;
 	bool asks;
 
-	/* What acquires of the host bring is read ahead by itself (ahead.c); and a copy costs it no bus. */
-	if (m->dev->home)
-		return;
 	pthread_mutex_lock(&ra->lock);
 	asks = streams_acquired(&ra->st, span, &rq);
 	pthread_mutex_unlock(&ra->lock);
@@ -562,8 +631,7 @@ void readahead_acquired(struct mapping *m, struct page_span span)
 
 void readahead_will_need(struct mapping *m, struct page_span span)
 {
-	if (!m->dev->home)
-		ask(m->readahead, (struct request){ .rest = span, .all = span });
+	ask(m->readahead, (struct request){ .rest = span, .all = span });
 }
 
 void readahead_cancel(struct mapping *m, struct page_span span)

@@ -269,7 +269,7 @@ int gaia_publish(void *addr, size_t length);
 #define GAIA_NORMAL 0	  /* as described; the default */
 #define GAIA_RANDOM 1	  /* copy nothing before it is acquired */
 #define GAIA_SEQUENTIAL 2 /* copy the next 16 MiB from the first acquire on */
-#define GAIA_WILLNEED 3	  /* copy the range now, in the background, into free memory; ignored if 32 such ranges wait already */
+#define GAIA_WILLNEED 3	  /* copy the range now, in the background, into free memory; ignored if 32 such ranges wait already; on the host: read it */
 #define GAIA_DONTNEED 4	  /* the device may drop its copy of the range unless other mappings use it; nothing is lost */
 int gaia_advise(void *addr, size_t length, int advice);
 

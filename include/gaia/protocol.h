@@ -222,7 +222,8 @@ struct gaia_ioc_map {
 /*
  * With DETECT, of a mapping for writing. The client finds out itself which pages change while it holds them for writing, and says so when it
  * releases them (GAIA_PROT_TOLD): so the device need not remember what they were. Pages that it releases without having said so may count
- * as changed though they are not: then the file's times move, and no byte changes.
+ * as changed though they are not: then the file's times move, and no byte changes. Of the host it tells which pages were stored to, and the daemon
+ * compares these.
  */
 #define GAIA_MAP_DETECTS 1u
 

@@ -103,6 +103,27 @@ EACH_WAY_BARE(host_sides, what_is_only_read_is_homes_own_memory)
 	end();
 }
 
+/* In the background, into home; what is acquired then, to read or to write, needs no disk. */
+EACH_WAY_BARE(host_sides, what_will_be_needed_is_read)
+{
+	long reads;
+
+	start("64M");
+	cr_assert_eq(evict(0, SIZE), 0);
+	cr_assert_eq(ioctl(fd, GAIA_IOC_EVICT, &(struct gaia_ioc_file){ .from = GAIA_FROM_HOME, .length = SIZE }), 0);
+	OK(gaia_advise(p, SIZE, GAIA_WILLNEED));
+	/* In auto the file is open for writing past the cache: then nothing is read ahead. */
+	while (!way_is("auto") && STATUS("counters", "readahead_home") < SIZE / PAGE)
+		usleep(1000);
+	reads = STATUS("counters", "storage_reads");
+	OK(gaia_acquire(p, CHUNK, PROT_READ));
+	OK(gaia_acquire(p + CHUNK, SIZE - CHUNK, RW));
+	cr_assert(all_are(p, SIZE, 'x'));
+	if (!way_is("auto"))
+		cr_assert_eq(STATUS("counters", "storage_reads"), reads);
+	end();
+}
+
 EACH_WAY_BARE(host_sides, a_chunk_that_is_written_is_private_until_its_release)
 {
 	start("64M");

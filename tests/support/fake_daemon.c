@@ -377,6 +377,7 @@ void cache_map_detects(struct mapping *m)
 {
 	pthread_mutex_lock(&lock);
 	fake_cache.detects = true;
+	fake_cache.detects_id = m->id;
 	pthread_mutex_unlock(&lock);
 }
 

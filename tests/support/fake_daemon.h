@@ -45,6 +45,7 @@ struct fake_cache {
 	unsigned live;			/* mappings */
 	unsigned kept;			/* mappings whose client keeps the memory after unmapping */
 	bool detects;			/* of the last mapping: its client looks for changes */
+	uint64_t detects_id;		/* the last mapping of which that is so; 0: none */
 	unsigned told;			/* those of the releases that told what had changed */
 	size_t n_found;			/* what the last of these told; at most 8 ranges of it: */
 	struct gaia_list_range found[8];

@@ -46,7 +46,7 @@ static int release_saying(struct client *cl, unsigned page, unsigned n, unsigned
 }
 
 static struct {
-	uint64_t operations, windows, released, detected, invalidated;
+	uint64_t operations, windows, released, detected, invalidated, compared;
 } before;
 
 static void counting_begins(void)
@@ -359,6 +359,97 @@ Test(beside, the_dead_leave_what_was_released)
 	client_die(cl);
 	client_end(cl);
 	expect_cpu(0, "old");
+	end();
+}
+
+/* ---- on the host, where clients find stores: hints ---- */
+
+static struct client *begin_on_host(void)
+{
+	begin(&(struct rig_options){ .devices = 1, .host = true, .detects = true }, SIZE);
+	write_cpu(0, "abcd");
+	return new_client(1);
+}
+
+Test(hints, are_compared_and_nothing_else_is)
+{
+	struct client *cl = begin_on_host();
+
+	for (unsigned round = 0; round < 3; round++) {
+		cr_assert_eq(client_acquire(cl, 0, SIZE, GAIA_PROT_RW), 0);
+		store(cl, AT(3), (char[2]){ (char)('1' + round) });
+		store(cl, AT(9), (char[2]){ (char)('1' + round) });
+		counting_begins();
+		before.compared = counter_value(CTR_compared_pages);
+		release_all(cl);
+		cr_assert_eq(since(compared, compared_pages), 2);
+		cr_assert_eq(since(released, released_pages), 2);
+		cr_assert_eq(since(detected, detected_pages), 0);
+		cr_assert_eq(since(windows, release_windows), 1);
+		expect_cpu(AT(3), (char[2]){ (char)('1' + round) });
+		expect_cpu(AT(9), (char[2]){ (char)('1' + round) });
+	}
+	cr_assert_eq(client_acquire(cl, 0, SIZE, GAIA_PROT_RW), 0);
+	before.compared = counter_value(CTR_compared_pages);
+	release_all(cl);
+	cr_assert_eq(since(compared, compared_pages), 0);
+	end();
+}
+
+/* Once and again: what was compared is armed with what it was found to be. */
+Test(hints, of_silent_stores_publish_nothing)
+{
+	struct client *cl = begin_on_host();
+
+	acquire_page(cl, 0);
+	store(cl, 0, "xbcd");
+	cr_assert_eq(release_saying(cl, 0, 1, 0, 1), 0);
+	expect_cpu(0, "xbcd");
+	for (unsigned round = 0; round < 3; round++) {
+		acquire_page(cl, 0);
+		counting_begins();
+		cr_assert_eq(release_saying(cl, 0, 1, 0, 1), 0);
+		cr_assert_eq(since(released, released_pages), 0);
+		cr_assert_eq(since(invalidated, kernel_invalidated), 0);
+	}
+	/* To overwrite arms nothing; what is acquired next is armed all the same, as for any client of the host. */
+	cr_assert_eq(client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_WRITE), 0);
+	store(cl, 0, "over");
+	release_all(cl);
+	acquire_page(cl, 0);
+	counting_begins();
+	cr_assert_eq(release_saying(cl, 0, 1, 0, 1), 0);
+	cr_assert_eq(since(released, released_pages), 0);
+	expect_cpu(0, "over");
+	end();
+}
+
+/* A lie hides a client's own stores, from whoever may not see them yet. */
+Test(hints, that_are_not_given_publish_nothing)
+{
+	struct client *cl = begin_on_host();
+
+	acquire_page(cl, 0);
+	store(cl, 0, "lie!");
+	counting_begins();
+	cr_assert_eq(release_saying(cl, 0, 1, 0, 0), 0);
+	cr_assert_eq(since(released, released_pages), 0);
+	expect_cpu(0, "abcd");
+	end();
+}
+
+Test(hints, are_not_needed_of_pages_that_two_hold)
+{
+	struct client *a = begin_on_host(), *b = new_client(1);
+
+	acquire_page(a, 0);
+	acquire_page(b, 0);
+	store(b, 1, "B");
+	store(a, 2, "A");
+	/* By their own word neither has stored anything. */
+	cr_assert_eq(release_saying(a, 0, 1, 0, 0), 0);
+	cr_assert_eq(release_saying(b, 0, 1, 0, 0), 0);
+	expect_cpu(0, "aBAd");
 	end();
 }
 

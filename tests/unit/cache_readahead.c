@@ -1159,3 +1159,162 @@ Test(advice, is_limited)
 	cr_assert_gt(brought(), 0);
 	end();
 }
+
+/* ---- for the host: the store is read, into home ---- */
+
+/* A file with its chunk's number in each, of which nothing is home, and a mapping of the host. */
+static struct client *begin_host(unsigned chunks, uint64_t home_bytes, unsigned prot)
+{
+	begin(&(struct rig_options){ .devices = 1, .host = true, .host_chunks = 16, .reads_ahead = true, .home_bytes = home_bytes },
+	      chunks * (uint64_t)GAIA_CHUNK);
+	for (unsigned k = 0; k < chunks; k++)
+		write_cpu(AT(k, 9), (char[2]){ (char)('A' + k) });
+	cr_assert_eq(cpu_fsync(kf), 0);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	counts_begin();
+	return client_create(kf, 1, prot, chunks * (uint64_t)GAIA_CHUNK);
+}
+
+static uint64_t storage_reads(void)
+{
+	return counter_value(CTR_storage_reads);
+}
+
+static void expect_letter(struct client *cl, unsigned chunk)
+{
+	cr_assert_eq(*(char *)client_at(cl, AT(chunk, 9)), 'A' + (char)chunk);
+}
+
+/* Acquire the chunk, and wait for what is read ahead then: how many pages the acquire itself has read. */
+static uint64_t use_chunk(struct client *cl, unsigned chunk, unsigned prot)
+{
+	uint64_t reads = storage_reads();
+
+	fault_hold("readahead.begin");
+	cr_assert_eq(acquire_range(cl, AT(chunk, 0), GAIA_CHUNK, prot), 0);
+	reads = storage_reads() - reads;
+	fault_disarm_all();
+	expect_letter(cl, chunk);
+	release_range(cl, AT(chunk, 0), GAIA_CHUNK);
+	rig_readahead(rig);
+	return reads;
+}
+
+Test(host, acquires_in_order_find_the_store_read)
+{
+	for (unsigned way = 0; way < 2; way++) {
+		unsigned prot = way ? GAIA_PROT_RW : GAIA_PROT_READ;
+		struct client *cl = begin_host(12, 128ull << 20, prot);
+		uint64_t home = counter_value(CTR_readahead_home);
+
+		cr_assert_eq(use_chunk(cl, 0, prot), GAIA_CHUNK_PAGES);
+		cr_assert_eq(counter_value(CTR_readahead_home), home);
+		cr_assert_eq(use_chunk(cl, 1, prot), GAIA_CHUNK_PAGES);
+		for (unsigned k = 2; k < 12; k++)
+			cr_assert_eq(use_chunk(cl, k, prot), 0, "%u", k);
+		cr_assert_eq(counter_value(CTR_readahead_home) - home, 10 * GAIA_CHUNK_PAGES);
+		/* That is home's: nothing was made on the device, and nothing of it is counted as the device's. */
+		expect_counts(0, 0, 0);
+		end();
+	}
+}
+
+Test(host, acquires_at_random_cause_nothing)
+{
+	static const unsigned order[] = { 3, 9, 0, 6, 11 };
+	struct client *cl = begin_host(12, 128ull << 20, GAIA_PROT_READ);
+	uint64_t home = counter_value(CTR_readahead_home);
+
+	for (unsigned k = 0; k < 5; k++)
+		use_chunk(cl, order[k], GAIA_PROT_READ);
+	cr_assert_eq(cache_advise(cl->mapping, 0, 12 * GAIA_CHUNK, GAIA_ADVISE_RANDOM), 0);
+	for (unsigned k = 1; k < 3; k++)
+		use_chunk(cl, k, GAIA_PROT_READ);
+	cr_assert_eq(counter_value(CTR_readahead_home), home);
+	end();
+}
+
+Test(host, what_will_be_needed_is_read)
+{
+	struct client *cl = begin_host(6, 128ull << 20, GAIA_PROT_READ);
+	uint64_t home = counter_value(CTR_readahead_home), frames = rig_frames(rig);
+
+	/* Of the second chunk home has a page; and what is there already is not read again. */
+	cr_assert_eq(cpu_read_direct(kf, (char[GAIA_PAGE]){ 0 }, GAIA_PAGE, AT(1, 5)), GAIA_PAGE);
+	will_need(cl, AT(1, 0), 2 * GAIA_CHUNK);
+	cr_assert_eq(counter_value(CTR_readahead_home) - home, 2 * GAIA_CHUNK_PAGES - 1);
+	cr_assert_eq(rig_frames(rig) - frames, 2 * GAIA_CHUNK_PAGES);
+	cr_assert_eq(rig_device_used(rig, 1), 0);
+	will_need(cl, AT(1, 0), 2 * GAIA_CHUNK);
+	cr_assert_eq(counter_value(CTR_readahead_home) - home, 2 * GAIA_CHUNK_PAGES - 1);
+	cr_assert_eq(use_chunk(cl, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(use_chunk(cl, 2, GAIA_PROT_READ), 0);
+	/* What was written meanwhile is what is there. */
+	will_need(cl, AT(4, 0), GAIA_CHUNK);
+	write_cpu(AT(4, 9), "E!");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(use_chunk(cl, 4, GAIA_PROT_READ), 0);
+	cr_assert_str_eq((char *)client_at(cl, AT(4, 9)), "E!");
+	end();
+}
+
+/* What a device has is not brought home before it is needed there. */
+Test(host, what_a_device_has_is_left)
+{
+	struct client *cl = begin_host(4, 128ull << 20, GAIA_PROT_READ), *dev = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	uint64_t reads, home = counter_value(CTR_readahead_home);
+
+	cr_assert_eq(acquire_range(dev, AT(1, 0), GAIA_CHUNK, GAIA_PROT_READ), 0);
+	rig_readahead(rig);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	reads = storage_reads();
+	will_need(cl, AT(1, 0), GAIA_CHUNK);
+	cr_assert_eq(storage_reads(), reads);
+	cr_assert_eq(counter_value(CTR_readahead_home), home);
+	/* From where it comes then the acquire decides. */
+	use_chunk(cl, 1, GAIA_PROT_READ);
+	end();
+}
+
+/* An eighth of home stays free, and nothing leaves it. */
+Test(host, takes_free_memory_only)
+{
+	struct client *cl = begin_host(4, CACHE_HOME_MIN, GAIA_PROT_READ);
+	uint64_t budget = CACHE_HOME_MIN / GAIA_PAGE, evicted = counter_value(CTR_home_evicted);
+
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	cr_assert_leq(rig_frames(rig), budget - budget / 8);
+	cr_assert_geq(rig_frames(rig), budget / 2);
+	cr_assert_eq(counter_value(CTR_home_evicted), evicted);
+	for (unsigned k = 0; k < 4; k++)
+		use_chunk(cl, k, GAIA_PROT_READ);
+	end();
+}
+
+Test(host, an_error_is_nobodys)
+{
+	struct client *cl = begin_host(4, 128ull << 20, GAIA_PROT_READ);
+
+	fault_arm("store.read", -EIO, 0, 1);
+	will_need(cl, 0, GAIA_CHUNK);
+	fault_disarm_all();
+	cr_assert_eq(counter_value(CTR_readahead_failed) - before.failed, 1);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0, "nothing is locked");
+	cr_assert_eq(use_chunk(cl, 0, GAIA_PROT_READ), GAIA_CHUNK_PAGES);
+	end();
+}
+
+/* As far as the file goes, and not while it is cut. */
+Test(host, ends_with_the_file)
+{
+	struct client *cl = begin_host(4, 128ull << 20, GAIA_PROT_READ);
+	uint64_t home = counter_value(CTR_readahead_home);
+
+	cr_assert_eq(cpu_truncate(kf, AT(1, 2) + 7), 0);
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	cr_assert_leq(counter_value(CTR_readahead_home) - home, GAIA_CHUNK_PAGES + 3);
+	cr_assert_geq(counter_value(CTR_readahead_home) - home, GAIA_CHUNK_PAGES + 2);
+	expect_counts(0, 0, 0);
+	end();
+}
