@@ -188,6 +188,13 @@ struct umap_stream {
 };
 #define NO_PAGE UINT64_MAX
 
+/* From how many pages on they leave in the background, and until there are how many. */
+struct umap_marks {
+	uint32_t high, low;
+};
+enum { MARKS_CALM, MARKS_STREAMS };
+#define CALM 64			/* faults since one was in order */
+
 struct umap_region {
 	/* Constant. */
 	uint64_t length;	/* bytes, as given */
@@ -204,7 +211,8 @@ struct umap_region {
 	uint64_t unit;		/* bytes that are read at a time, or one page */
 	bool is_quick;		/* some of it may be read without waiting */
 	struct gaia_umap_policy policy;
-	uint32_t n_frames, high, low, keep_chosen, ahead;
+	uint32_t n_frames, keep_chosen, ahead;
+	struct umap_marks marks[2]; /* by umap_marks() */
 	uint32_t most_ahead;	/* pages of a stream's window; 0: there are no streams */
 
 	/* process.lock */
@@ -235,6 +243,7 @@ struct umap_region {
 	uint64_t next_fault;	/* the page after the last one that was read for a fault */
 	struct umap_stream streams[STREAMS];
 	uint64_t stream_clock;
+	uint32_t in_streams;	/* so many faults may still come that are not in order, until it is calm */
 	bool write_all;		/* the evictor shall write all that is dirty: the program has unmapped it */
 	int error;		/* of writes; kept for the next flush */
 	struct gaia_umap_stats stats;	/* but for what is above, and what can be counted */
@@ -261,6 +270,12 @@ static inline uint64_t page_end(const struct umap_region *r, uint64_t page)
 static inline uint32_t frame_of(const struct umap_region *r, uint64_t page)
 {
 	return r->frame_of[page] - 1;	/* NO_FRAME: none */
+}
+
+/* Streams need memory that is free. The lock is held. */
+static inline struct umap_marks umap_marks(const struct umap_region *r)
+{
+	return r->marks[r->in_streams ? MARKS_STREAMS : MARKS_CALM];
 }
 
 enum umap_how {

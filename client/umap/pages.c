@@ -585,7 +585,7 @@ static int bring(struct umap_region *r, uint64_t page, uint64_t want, uint64_t a
 /* Unlocks. */
 static void unlock_and_kick(struct umap_region *r)
 {
-	bool kick = r->n_frames - r->n_free >= r->high;
+	bool kick = r->n_frames - r->n_free >= umap_marks(r).high;
 
 	pthread_mutex_unlock(&r->lock);
 	if (kick)

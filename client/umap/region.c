@@ -13,7 +13,8 @@
 
 #define MAX_PAGE MAX_BLOCK
 #define MIN_FRAMES 3
-#define MOST_FREE (8ul << 20)	/* bytes that are made free in the background, by default */
+#define MOST_FREE (8ul << 20)	/* bytes that are made free in the background, by default; */
+#define MOST_FREE_CALM (1ul << 20) /* while nothing is read in order: pages that came for nothing else would leave for nothing */
 #define NOT_SET 101		/* no percentage */
 
 int umap_result(int err)
@@ -86,7 +87,7 @@ static int set_policy(struct umap_region *r, const struct gaia_umap_policy *p)
 		return -EINVAL;
 	r->policy = *p;
 	/* Hits are seen of pages that are chosen already. FIFO has no use for them. */
-	r->keep_chosen = fifo ? 0 : r->n_frames / 8;
+	r->keep_chosen = fifo ? 0 : r->n_frames / 5;
 	r->policy_state = r->policy.create(r->policy.arg, r->n_frames);
 	return r->policy_state ? 0 : -ENOMEM;
 }
@@ -107,12 +108,18 @@ static void set_marks(struct umap_region *r, const struct gaia_umap_config *c)
 {
 	unsigned high = c->evict_high ? c->evict_high : umap_setting("GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD", 1, 100, NOT_SET);
 	unsigned low = c->evict_low ? c->evict_low : umap_setting("GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD", 0, 100, NOT_SET);
-	uint64_t pages = r->n_frames, most = MAX(MOST_FREE >> r->shift, 16);
+	const uint64_t bytes[] = { [MARKS_CALM] = MOST_FREE_CALM, [MARKS_STREAMS] = MOST_FREE };
+	uint64_t pages = r->n_frames;
 
-	/* What is made free at a time has a limit: else much of a large budget stood empty. */
-	r->high = high == NOT_SET ? pages - MIN(pages / 10, most / 2) : (pages * high + 99) / 100;
-	r->low = low == NOT_SET ? pages - MIN((pages * 3 + 9) / 10, most) : pages * low / 100;
-	r->low = MIN(r->low, r->high - 1);
+	for (unsigned i = 0; i < 2; i++) {
+		struct umap_marks *m = &r->marks[i];
+		uint64_t most = MAX(bytes[i] >> r->shift, 16);
+
+		/* What is made free at a time has a limit: else much of a large budget stood empty. */
+		m->high = high == NOT_SET ? pages - MIN(pages / 10, most / 2) : (pages * high + 99) / 100;
+		m->low = low == NOT_SET ? pages - MIN((pages * 3 + 9) / 10, most) : pages * low / 100;
+		m->low = MIN(m->low, m->high - 1);
+	}
 }
 
 static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
@@ -125,7 +132,7 @@ static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
 	r->n_frames = r->n_free = pages;
 	set_marks(r, c);
 	if (r->n_frames == r->pages)
-		r->high = UINT32_MAX;	/* all of it fits */
+		r->marks[MARKS_CALM].high = r->marks[MARKS_STREAMS].high = UINT32_MAX; /* all of it fits */
 	r->ahead = c->read_ahead;
 	/* All streams together leave half of the budget to what is used. None if nothing at all is to be read ahead. */
 	if (c->read_ahead || umap_setting("GAIA_UMAP_READ_AHEAD", 0, 0, 1))

@@ -41,6 +41,7 @@ static void go_on(struct umap_region *r, struct umap_stream *s, uint64_t page, b
 	if (s->n && front == s->front)
 		begin = forward ? MAX(s->from, next) : MIN(s->from + s->n, next);
 	s->used = ++r->stream_clock;
+	r->in_streams = CALM;
 	s->window = MIN(s->window ? 2 * s->window : MAX(r->ahead, 1), r->most_ahead);
 	more = MIN(forward ? r->pages - MIN(front, r->pages) : front, s->window);
 	s->front = forward ? front + more : front - more;
@@ -93,6 +94,7 @@ bool umap_follow_stream(struct umap_region *r, uint64_t page)
 			go_on(r, s, page, forward);
 		return s->n;
 	}
+	r->in_streams -= r->in_streams > 0;
 	begin(r, page);
 	return false;
 }

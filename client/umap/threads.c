@@ -392,6 +392,7 @@ void umap_kick_reader(struct umap_region *r)
 
 static void evict_down(struct umap_region *r)
 {
+	struct umap_marks marks;
 	uint32_t used;
 	bool write_all;
 	int n;
@@ -399,12 +400,13 @@ static void evict_down(struct umap_region *r)
 	do {
 		pthread_mutex_lock(&r->lock);
 		used = r->n_frames - r->n_free;
+		marks = umap_marks(r);
 		write_all = r->write_all;
 		r->write_all = false;
 		pthread_mutex_unlock(&r->lock);
 		if (write_all)
 			umap_write_range(r, 0, r->view_length);
-		n = used > r->low && r->high <= r->n_frames ? umap_evict(r, MIN(used - r->low, EVICT_BATCH)) : 0;
+		n = used > marks.low && marks.high <= r->n_frames ? umap_evict(r, MIN(used - marks.low, EVICT_BATCH)) : 0;
 	} while (n > 0);
 }
 

@@ -165,7 +165,7 @@ struct gaia_umap_config {
 	/*
 	 * Percents of the budget: pages begin to leave in the background at high, until there are low. Default:
 	 * GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD and GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD; else 90 and 70, but not so that more than 4 and 8 MiB
-	 * (of large pages 8 and 16) are free.
+	 * are free, while no faults are in order half a MiB and 1 MiB (8 and 16 pages, if that is more).
 	 */
 	unsigned evict_high;
 	unsigned evict_low;
