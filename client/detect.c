@@ -32,18 +32,18 @@ struct detect_page {
 	bool hashed;	  /* sure, and its hash was taken, or will have been when a stream comes to what is queued next */
 };
 
-static enum { UNSAID, BY_CLIENT, BY_DAEMON } asked;
+static enum { BY_DAEMON, BY_CLIENT, WHERE_IT_PAYS } asked;
 
 static void read_environment(void)
 {
 	const char *value = secure_getenv("GAIA_DETECT");
 
-	asked = !value ? UNSAID : !strcmp(value, "client") ? BY_CLIENT : !strcmp(value, "daemon") ? BY_DAEMON : UNSAID;
+	asked = !value ? BY_DAEMON : !strcmp(value, "client") ? BY_CLIENT : !strcmp(value, "auto") ? WHERE_IT_PAYS : BY_DAEMON;
 }
 
 static bool is_wanted(const struct mapping *m)
 {
-	return asked == BY_CLIENT || (asked == UNSAID && m->ops->detects_unasked);
+	return asked == BY_CLIENT || (asked == WHERE_IT_PAYS && m->ops->detects_stores);
 }
 
 static size_t table_bytes(const struct mapping *m)
@@ -193,6 +193,9 @@ void detect_acquire(struct mapping *m, const struct gaia_list_range *range, size
 		struct detect_page *p = &m->detect->page[i];
 
 		p->coming++;
+		/* A reader, too, may have it pinned for a device before it is looked at. */
+		if (m->ops->detects_stores && !p->hashed)
+			p->sure = false;
 		if (!(prot & PROT_WRITE))
 			continue;
 		p->sure = is_free(m, p, stream) && prot & PROT_READ;
@@ -231,7 +234,7 @@ void detect_acquired(struct mapping *m, const struct gaia_list_range *range, siz
 {
 	struct detect_runs rs = { .n = 0 };
 
-	if (!m->detect || !(prot & PROT_WRITE) || !look_begin(m))
+	if (!m->detect || !(prot & PROT_WRITE) || atomic_load(&m->detect->lost) || !look_begin(m))
 		return;
 	pthread_mutex_lock(&gaia_lock);
 	to_arm(m, range, n, &rs);
@@ -359,6 +362,7 @@ void detect_release(struct mapping *m, const struct gaia_list_range *range, size
 	pthread_mutex_unlock(&gaia_lock);
 	for (size_t k = 0; k < rs.n; k++)
 		any |= rs.at[k].compare;
+	complete = complete && !atomic_load(&m->detect->lost);
 	if (complete && any)
 		complete = m->ops->detect(m, &rs, true) == 0;
 	if (complete && worth_telling(m, &rs))

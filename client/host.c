@@ -174,7 +174,6 @@ const struct kind_ops host_kind = {
 	.unreserve = host_unreserve,
 	.place = host_place,
 	.clear = host_clear,
-	.detects_unasked = true,
 	.detects_stores = true,
 	.detect_make = host_detect_make,
 	.detect = host_detect,

@@ -92,9 +92,8 @@ struct kind_ops {
 	 * gaia_lock is held. NULL: not possible. */
 	int (*protect)(struct mapping *m, uint64_t a, uint64_t b, int prot);
 
-	bool detects_unasked; /* unless GAIA_DETECT says that the daemon is to */
 	/*
-	 * detect() finds stores, not changes, and none that devices make by what was pinned before. What is told are hints: the daemon compares these pages,
+	 * GAIA_DETECT=auto: detect() finds stores, not changes, and none that devices make by what was pinned before. What is told are hints: the daemon compares these pages,
 	 * as it compares all if nothing is told.
 	 */
 	bool detects_stores;

@@ -87,7 +87,7 @@ static int set_policy(struct umap_region *r, const struct gaia_umap_policy *p)
 		return -EINVAL;
 	r->policy = *p;
 	/* Hits are seen of pages that are chosen already. FIFO has no use for them. */
-	r->keep_chosen = fifo ? 0 : r->n_frames / 5;
+	r->keep_chosen = fifo ? 0 : r->n_frames / 4;
 	r->policy_state = r->policy.create(r->policy.arg, r->n_frames);
 	return r->policy_state ? 0 : -ENOMEM;
 }

@@ -377,6 +377,9 @@ static bool may_bring(struct mapping *m, uint64_t index)
 	return may;
 }
 
+/* Of a piece, 0 also if it was left alone; OVER or an error: so is the rest of the request. GAVE_WAY: it is to be tried again, when range is free. */
+enum { OVER = 1, GAVE_WAY };
+
 /* ---- one piece for the host ---- */
 
 /* Lock those of pages [a, b) that would have to be read from the store, as far as home has room and nobody has them locked. How many. */
@@ -424,8 +427,6 @@ static int chunk_read(struct readahead *ra, struct chunk *ch, unsigned a, unsign
 	}
 	pthread_mutex_unlock(&ch->lock);
 	count(CTR_readahead_home, there);
-	/* It should not be the first to leave. */
-	atomic_store_explicit(&ch->referenced, true, memory_order_relaxed);
 	chunk_account(ch);
 	err = err ? err : also;
 	if (err == -ENOBUFS)
@@ -436,8 +437,15 @@ static int chunk_read(struct readahead *ra, struct chunk *ch, unsigned a, unsign
 static int read_once(struct readahead *ra, struct page_span piece)
 {
 	uint64_t index = piece.a / GAIA_CHUNK_PAGES, start = index * GAIA_CHUNK_PAGES;
-	struct chunk *ch = chunk_get(ra->mapping->file, index, true);
-	int err = chunk_read(ra, ch, (unsigned)(piece.a - start), (unsigned)(piece.b - start));
+	struct chunk *ch;
+	int err;
+
+	if (home_room(ra->cache) <= ra->cache->frames.budget / HOME_SHARE) {
+		atomic_fetch_add(&ra->st.n_lost, 1);
+		return OVER;
+	}
+	ch = chunk_get(ra->mapping->file, index, true);
+	err = chunk_read(ra, ch, (unsigned)(piece.a - start), (unsigned)(piece.b - start));
 
 	chunk_put(ch);
 	return err;
@@ -451,8 +459,6 @@ static bool range_try(struct cfile *f)
 	return atomic_load(&f->range_waiters) == 0 && !pthread_rwlock_tryrdlock(&f->range);
 }
 
-/* 0 also if it was left alone; OVER or an error: so is the rest of the request. GAVE_WAY: it is to be tried again, when range is free. */
-enum { OVER = 1, GAVE_WAY };
 static int bring(struct readahead *ra, struct page_span piece)
 {
 	struct mapping *m = ra->mapping;

@@ -56,6 +56,8 @@ static void start_with(const char *huge)
 	static unsigned char piece[CHUNK];
 
 	skip_without_kernel();
+	if (!getenv("GAIA_DETECT"))
+		setenv("GAIA_DETECT", "auto", 1);
 	way_start(args);
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR | O_CLOEXEC, 0644);
 	cr_assert_geq(fd, 0);
