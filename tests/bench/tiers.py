@@ -256,7 +256,7 @@ class Bench(PairsBench):
     # -- equal pages
 
     def equal_pages(self):
-        section = "uniform reads, 1.5 x home and device, bus of %s; peer: parked pages alone" % PAPER
+        section = "uniform reads, 1.5 x home and device, bus of %s; peer: parked pages alone; storage: %d µs, modelled" % (PAPER, STORAGE_US)
         for copies, updates, most in (1, 0, 1.02), (4, 0, float("inf")), (10, 0, float("inf")), (1, 64, 1.02), (4, 64, 1.02):
             title = "each page %s, %d %% updates" % ("once" if copies == 1 else "%d times" % copies, updates)
             rows = [self.row(section, title + ": pages read from storage", "count", most=0.19 if copies == 4 and not updates else float("inf")),
@@ -268,9 +268,10 @@ class Bench(PairsBench):
         stored, times = {}, {}
         for who in turn([PEER, OURS], rnd):
             mount, new = self.mounted("%s-%d-%d-equal" % (self.names[who], copies, updates), BUSES[PAPER], pages, self.sizes.home, True, copies,
-                                      "home" if who == OURS else "off")
+                                      "home" if who == OURS else "off", modelled=True)
             if new:
                 mount.read("uniform", 4 * pages)
+            mount.check_costs()
             changes = {}
             with mount.counted(changes):
                 times[who] = mount.read("uniform", self.sizes.reads, updates=updates)

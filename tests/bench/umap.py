@@ -174,7 +174,7 @@ class Bench:
     @staticmethod
     def limit_for(budget, page_size):
         """The buffer, the program itself, and 16 pages of gaiafs's that are just being read or written; for all the same."""
-        return budget + 8 * MIB + 16 * page_size
+        return budget + 4 * MIB + 16 * page_size
 
     def best(self, system, page_sizes, ours, rate):
         """LLNL's at its best page size; ours at one, the default for such work."""
