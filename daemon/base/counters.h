@@ -37,6 +37,7 @@
 	X(victim_parked, "pages parked on devices when they left home") \
 	X(victim_batches, "operations by which they were copied there (calls)")                 \
 	X(victim_hits, "of the pages filled from a device, those that were parked there")       \
+	X(victim_returned, "pages filled with what was still on its way to be parked")          \
 	X(victim_refused, "pages that left home and were not parked: they had not left it before, lately, or there was no room at once") \
 	X(victim_dropped, "parked pages that were forgotten: they changed, or their place was needed") \
 	X(victim_given_up, "memory of devices that was taken back from parked pages, for replicas or on request (chunks)") \

@@ -302,6 +302,8 @@ static int batch_fill(struct fills *fills, struct fill_batch *bt, bool last)
 	err = batch_frames(fills, bt);
 	if (err)
 		return err;
+	if (bt->on_devices)
+		source_take_coming(fills, bt);
 	memset(bt->from, READ_STORE, bt->n);
 	n_src = bt->on_devices ? source_plan(fills, bt, src) : 0;
 	/* The devices first: to begin to read the store may take as long as to read it. */

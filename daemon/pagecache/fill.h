@@ -78,6 +78,8 @@ int fill_bring(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
 
 /* Where the pages are to come from, if not all from the store: @src becomes the sources that can be read, READ_DEVICES at most. */
 unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct source *src);
+/* Those of the batch that are on their way to be parked are home again, at once, and are the batch's no more. */
+void source_take_coming(struct fills *fills, struct fill_batch *bt);
 /* Begin to copy those that come from this one; if that fails they are the store's. */
 void source_copy(struct fills *fills, struct fill_batch *bt, const struct source *src, unsigned which);
 /* What was begun from devices has come; or it comes from the store now. */

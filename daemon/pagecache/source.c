@@ -260,6 +260,32 @@ static void copy_cut(const struct fill *fl)
 	}
 }
 
+void source_take_coming(struct fills *fills, struct fill_batch *bt)
+{
+	struct chunk *ch = bt->ch;
+	bool took[FILL_PAGES];
+	unsigned taken, n = 0;
+	struct fill *fl;
+
+	pthread_mutex_lock(&ch->lock);
+	taken = victim_take_coming(ch, bt->page, bt->n, bt->frame, took);
+	pthread_mutex_unlock(&ch->lock);
+	if (taken == 0)
+		return;
+	fl = fill_create(ch, NULL, taken);
+	for (unsigned i = 0; i < bt->n; i++) {
+		if (took[i]) {
+			fill_add(fl, bt->page[i], bt->frame[i], 0);
+		} else {
+			bt->page[n] = bt->page[i];
+			bt->frame[n++] = bt->frame[i];
+		}
+	}
+	bt->n = n;
+	count(CTR_victim_returned, taken);
+	fill_done(fills, fl, 0);
+}
+
 /* Pages of slots are home. */
 static void fill_from_slots_done(struct fills *fills, struct fill *fl)
 {

@@ -341,6 +341,43 @@ unsigned victim_find(struct chunk *ch, const struct cache_device *dev, const uin
 	return found;
 }
 
+/* The bytes that are on their way to the slot; NULL: none are. victims.lock is held. */
+static const char *bytes_coming(struct victims *v, uint32_t slot)
+{
+	if (!(*slot_owner(v, slot) & OWNER_COMING))
+		return NULL;
+	for (unsigned k = 0; k < BATCHES; k++)
+		for (unsigned i = 0; v->batch[k].state != BATCH_EMPTY && i < v->batch[k].n; i++)
+			if (v->batch[k].slot[i] == slot)
+				return v->batch[k].bytes + (size_t)i * GAIA_PAGE;
+	return NULL;
+}
+
+unsigned victim_take_coming(struct chunk *ch, const uint16_t *page, unsigned n, const frame_t *frame, bool *took)
+{
+	struct cache *c = ch->file->cache;
+	struct victims *v = c->victims;
+	unsigned taken = 0;
+
+	memset(took, 0, n * sizeof(*took));
+	if (!ch->parked || fault_point("victim.return"))
+		return 0;
+	pthread_mutex_lock(&v->lock);
+	for (unsigned k = 0; k < n; k++) {
+		const uint32_t *at = index_at(ch->parked, page[k]);
+		const char *bytes = at && *at ? bytes_coming(v, *at) : NULL;
+
+		if (!bytes)
+			continue;
+		memcpy(frame_ptr(&c->frames, frame[k]), bytes, GAIA_PAGE);
+		slot_note_back(v, *at, ch->parked, page[k], true);
+		took[k] = true;
+		taken++;
+	}
+	pthread_mutex_unlock(&v->lock);
+	return taken;
+}
+
 void victim_came(struct chunk *ch, unsigned i, uint32_t slot)
 {
 	struct victims *v = ch->file->cache->victims;

@@ -64,6 +64,11 @@ void victims_reap(struct cache *c);
  */
 unsigned victim_find(struct chunk *ch, const struct cache_device *dev, const uint16_t *page, unsigned n, uint32_t *slot);
 /*
+ * Of these pages those that wait for their way to a device, or are on it: so they are in memory still. took[k]: page[k]'s bytes are in frame[k].
+ * chunk->lock is held. Returns how many.
+ */
+unsigned victim_take_coming(struct chunk *ch, const uint16_t *page, unsigned n, const frame_t *frame, bool *took);
+/*
  * With --dedup: page i, which is locked by the caller, has just come home from there, and perhaps got the frame of an equal one: so other pages that
  * have this frame may be parked there, too. chunk->lock is held.
  */

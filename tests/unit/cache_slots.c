@@ -481,7 +481,8 @@ Test(slots, are_not_linked_with_what_the_store_has_by_now)
 	cr_assert_eq(rig->mem->ops->open(rig->mem, kf->ref, true, &sf), 0);
 	sf->ops->write(sf, &iov, 1, AT(FIRST));
 	sf->ops->close(sf);
-	/* It is under way to the device, and so comes from the store. */
+	/* It is under way to the device, and comes from the store all the same. */
+	fault_arm("victim.return", -ENOSPC, 0, 0);
 	cr_assert_eq(cpu_read_direct(kf, seen, GAIA_PAGE, AT(FIRST)), (ssize_t)GAIA_PAGE);
 	cr_assert_arr_eq(seen, bytes + AT(OTHER + 1), GAIA_PAGE);
 	cr_assert_eq(rig_frames(rig), 1u);

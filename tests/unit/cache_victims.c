@@ -459,7 +459,40 @@ Test(victims, survive_the_failure_of_any_operation)
 	fail_each_operation(begin_parked, nothing_else);
 }
 
-Test(victims, that_are_under_way_are_read_from_the_store_and_may_change)
+static int forget_call(void *arg)
+{
+	forget_home();
+	return 0;
+}
+
+/* The first batches; the others are home still. */
+Test(victims, that_are_under_way_return_without_the_store)
+{
+	struct held forget = { .point = "device.copy_in", .call = forget_call };
+	uint64_t returned;
+
+	begin_with(&(struct rig_options){ .devices = 1, .device_cache = 3 * GAIA_CHUNK });
+	park_all();
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
+	read_all();
+	returned = counter_value(CTR_victim_returned);
+	held_begin(&forget);
+	count_from_here();
+	/* Once it is home it is that no more, and may change. */
+	read_all();
+	mark(100, 1);
+	cr_assert_eq(cpu_write_direct(kf, bytes + AT(100), GAIA_PAGE, AT(100)), 0);
+	read_all();
+	expect_counted(0, 0);
+	cr_assert_geq(counter_value(CTR_victim_returned) - returned, VICTIM_BATCH);
+	held_end(&forget);
+	settle();
+	forget_home();
+	read_all();
+	end();
+}
+
+Test(victims, that_are_under_way_may_change)
 {
 	begin_with(&(struct rig_options){ .devices = 1, .device_cache = 3 * GAIA_CHUNK, .latency_ns = 20000000 });
 	park_all();
