@@ -149,8 +149,8 @@ class TimeLimit:
 
 def run_rounds(works, most, limit, progress, before=0):
     """
-    Each of @works is a function (round -> None) with a title. At most @most rounds, and of those after
-    the first (@before: how many of these works there were already) only what is expected to fit whole into @limit; should it not, what was measured stays.
+    Each of @works is a function (round -> None) with a title. At most @most rounds, after @before others, and of those after
+    the first only what is expected to fit whole into @limit; should it not, what was measured stays.
     Returns how many are whole, and the titles of the works that the last one lacks.
     """
     for done in range(most):

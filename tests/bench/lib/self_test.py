@@ -689,9 +689,20 @@ class Tiers(unittest.TestCase):
 
     def test_of_real_data_the_goal_is_what_home_has_when_all_was_looked_at(self):
         bench = self.bench()
-        self.assertEqual((len(bench.rows), len(bench.counts)), (20, 8))
+        self.assertEqual((len(bench.rows), len(bench.data), len(bench.counts)), (20, 8, 0))
         self.assertEqual([row.title.split(": ")[1] for row in bench.rows if row.goals], ["pages a frame, read again"] * 4)
-        self.assertEqual(len(self.bench("--only", "packed").counts), 2)
+        self.assertEqual(len(self.bench("--only", "packed").data), 2)
+
+    def test_real_data_comes_after_the_first_round_of_what_has_goals(self):
+        bench, done = tiers.Bench(tiers.arguments(["--build", "/nowhere", "--rounds", "3"])), []
+
+        def works(name):
+            return [(name, lambda rnd: done.append((name, rnd)))]
+        for name in ("working_sets", "batches", "equal_pages", "shared_places", "real_data", "nothing_to_gain", "instructions"):
+            setattr(bench, name, lambda: None)
+        bench.works, bench.counts, bench.data = works("work"), works("count"), works("data")
+        self.assertEqual(bench.measure(), 3)
+        self.assertEqual(done, [("count", 0), ("work", 0), ("data", 0), ("work", 1), ("work", 2)])
 
     def test_without_ksm_it_says_why(self):
         with unittest.mock.patch.object(ksm, "why_not", lambda: "this kernel has no KSM"):
