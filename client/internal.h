@@ -93,8 +93,8 @@ struct kind_ops {
 	int (*protect)(struct mapping *m, uint64_t a, uint64_t b, int prot);
 
 	/*
-	 * GAIA_DETECT=auto: detect() finds stores, not changes, and none that devices make by what was pinned before. What is told are hints: the daemon compares these pages,
-	 * as it compares all if nothing is told.
+	 * GAIA_DETECT=auto: detect() finds stores, not changes, and none that devices make by what was pinned before. What is told are hints: the daemon
+	 * compares these pages, as it compares all if nothing is told.
 	 */
 	bool detects_stores;
 	/*

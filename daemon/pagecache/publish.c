@@ -246,8 +246,8 @@ static void leave_to_others(struct release *rl)
 }
 
 /*
- * Whether the client's word tells of page @i all that a release has to know. On the host, where it has found stores, and perhaps more, the device is asked
- * what these changed, if it remembers what there was.
+ * Whether the client's word tells of page @i all that a release has to know. On the host, where it has found stores, and perhaps more, the device
+ * is asked what these changed, if it remembers what there was.
  */
 static bool is_told(const struct release *rl, unsigned i)
 {
