@@ -382,13 +382,20 @@ enum { OVER = 1, GAVE_WAY };
 
 /* ---- one piece for the host ---- */
 
+/* How many pages home can take for it: an eighth stays free. */
+static uint64_t room_to_read(struct cache *c)
+{
+	uint64_t keep = c->frames.budget / HOME_SHARE, room = home_room(c);
+
+	return room - MIN(room, keep);
+}
+
 /* Lock those of pages [a, b) that would have to be read from the store, as far as home has room and nobody has them locked. How many. */
 static unsigned stored_pages_take(struct readahead *ra, struct chunk *ch, unsigned a, unsigned b, uint64_t *pages)
 {
-	uint64_t keep = ra->cache->frames.budget / HOME_SHARE, room = home_room(ra->cache);
+	uint64_t room = room_to_read(ra->cache);
 	unsigned n = 0;
 
-	room -= MIN(room, keep);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = a; i < b; i++) {
 		if (!page_is_only_stored(ch, i))
@@ -440,7 +447,7 @@ static int read_once(struct readahead *ra, struct page_span piece)
 	struct chunk *ch;
 	int err;
 
-	if (home_room(ra->cache) <= ra->cache->frames.budget / HOME_SHARE) {
+	if (room_to_read(ra->cache) == 0) {
 		atomic_fetch_add(&ra->st.n_lost, 1);
 		return OVER;
 	}
