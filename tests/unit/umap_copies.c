@@ -80,6 +80,18 @@ static bool forbid_memory(void)
 	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
+/* Since memory cannot be allowed again. Where there is no paging the test is skipped before. */
+static void expect_in_child(bool (*run)(struct rig *rig))
+{
+	struct rig *rig = rig_create(4 * 65536);
+
+	rig->config.page_size = 65536;
+	rig_map(rig);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	cr_assert(rig_in_child(run, rig));
+	rig_end(rig);
+}
+
 static bool lacks_memory(struct rig *rig)
 {
 	void *page;
@@ -95,14 +107,8 @@ static bool lacks_memory(struct rig *rig)
 
 Test(umap_copies, a_page_that_there_is_no_memory_for_is_sigbus_for_who_touches_it)
 {
-	struct rig *rig = rig_create(4 * 65536);
-
 	NOT_FOR_TSAN;
-	rig->config.page_size = 65536;
-	rig_map(rig);
-	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	cr_assert(rig_in_child(lacks_memory, rig));
-	rig_end(rig);
+	expect_in_child(lacks_memory);
 }
 
 static bool lacks_the_rest(struct rig *rig)
@@ -123,14 +129,8 @@ static bool lacks_the_rest(struct rig *rig)
 
 Test(umap_copies, what_is_stored_to_a_page_whose_rest_there_is_no_memory_for_is_written)
 {
-	struct rig *rig = rig_create(4 * 65536);
-
 	NOT_FOR_TSAN;
-	rig->config.page_size = 65536;
-	rig_map(rig);
-	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	cr_assert(rig_in_child(lacks_the_rest, rig));
-	rig_end(rig);
+	expect_in_child(lacks_the_rest);
 }
 
 static struct {
@@ -174,14 +174,8 @@ static bool lacks_what_is_unmapped(struct rig *rig)
 
 Test(umap_copies, what_is_stored_to_a_page_that_is_unmapped_before_memory_ends_is_written)
 {
-	struct rig *rig = rig_create(4 * 65536);
-
 	NOT_FOR_TSAN;
-	rig->config.page_size = 65536;
-	rig_map(rig);
-	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	cr_assert(rig_in_child(lacks_what_is_unmapped, rig));
-	rig_end(rig);
+	expect_in_child(lacks_what_is_unmapped);
 }
 
 /* ---- at the same time ---- */
