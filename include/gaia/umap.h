@@ -185,11 +185,12 @@ struct gaia_umap_config {
  *
  * The files of segments are opened anew (by /proc/self/fd), once for each file however many regions use it, so that flags
  * like O_APPEND do not matter; where that is refused the descriptor is duplicated. A descriptor with O_DIRECT has its file read and written past the
- * kernel's page cache, as far as segments begin at multiples of 4 KiB of it: so that memory does not have it twice. When the last such region ends
+ * kernel's page cache, as far as segments begin at multiples of 4 KiB, of it and of the region: so that memory does not have it twice. When the
+ * last such region ends
  * that is closed, and with it the process's record locks of the file (F_SETLK of fcntl(2)) are gone, as with every close(2).
  *
  * EACCES: a descriptor is not open for reading, or prot asks for writing and a descriptor or store is not for writing.
- * EINVAL, too: a descriptor has O_APPEND, its file could not be opened anew, and prot asks for writing.
+ * EINVAL, too: a descriptor has O_APPEND or O_DIRECT, its file could not be opened anew, and prot asks for writing.
  * ENODEV: a descriptor is of something else. EBADF. EMFILE, ENFILE. EEXIST: GAIA_UMAP_FIXED over a region. ENOTSUP: without paging, there is a store, or a segment that is not
  * made of whole pages of 4096 bytes. EPERM, ENOSYS: see the flags. EAGAIN: there can be no more threads.
  */
