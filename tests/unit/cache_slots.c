@@ -817,13 +817,17 @@ Test(slots, are_had_alone_where_there_is_no_memory_to_share_them)
 {
 	for (unsigned after = 0; after < 12; after++) {
 		begin_parked(KINDS);
-		cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
-		read_all();
-		fault_arm("victim.sharers", -ENOMEM, after, 2);
-		forget_home();
-		settle();
-		look();
-		cr_assert_eq(now.pages, PAGES);
+		now.pages = 0;
+		/* More than once if a thread of the cache's sends what there is of both batches meanwhile, so that there is none for the rest. */
+		for (unsigned tries = 0; now.pages < PAGES; tries++) {
+			cr_assert_lt(tries, 100u, "%lu pages are parked", now.pages);
+			cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_DEVICE_CACHE, 0, 0), 0);
+			read_all();
+			fault_arm("victim.sharers", -ENOMEM, after, 2);
+			forget_home();
+			settle();
+			look();
+		}
 		cr_assert_geq(now.slots, SLOTS_FOR(PAGES, KINDS));
 		read_all();
 		end();
