@@ -36,6 +36,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
@@ -339,8 +340,8 @@ int umap_evict_range(struct umap_region *r, uint64_t start, uint64_t end, bool l
 int umap_write_range(struct umap_region *r, uint64_t start, uint64_t end);
 
 /*
- * Write the run of pages that begins with this dirty one, which is not WRITING. Returns the pages that were written, or
- * a negative errno, as of umap_foreign(). The lock is held, but not meanwhile.
+ * Write the run of pages that begins with this dirty one, which is not WRITING. Returns the pages that were written, 0 if somebody else has begun to
+ * write it meanwhile, or a negative errno, as of umap_foreign(). The lock is held, but not meanwhile.
  */
 int umap_write_run(struct umap_region *r, uint64_t page);
 
@@ -415,6 +416,8 @@ void umap_threads_look(void);
 
 /* ---- faults that are signals (signal.c) ---- */
 
+/* All but those that come of what a thread does itself, as in a store's functions: these cannot come later. */
+void umap_signals_of_others(sigset_t *set);
 /* From now on SIGBUS is ours. process.lock is held. */
 void umap_signal_start(void);
 

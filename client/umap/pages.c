@@ -480,7 +480,8 @@ static int fill(struct umap_region *r, uint64_t n, uint32_t frame, struct fillin
 {
 	uint64_t page = how->page, done = 0, most = MAX(r->unit >> r->shift, 1);
 	char *block = umap_take_block(MIN(most, n) << r->shift);
-	int err = block ? 0 : -ENOMEM;
+	/* There are some since the region was made: all are in use, and there is no memory for more. */
+	int err = block ? 0 : -EBUSY;
 
 	n = take_frames(r, page, n, frame);
 	while (done < n && !err) {
@@ -543,10 +544,14 @@ static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, boo
 	}
 	run = run_length(r, page, want);
 	n = fill(r, run, frame, &filling);
+	if (n == -EBUSY)
+		return how == UMAP_QUICK ? -EBUSY : -EAGAIN;
 	/* What was to be read ahead may be why it failed. Its frames are free again, and the page is not there. */
 	if (n < 0 && n != -EAGAIN && run > 1) {
 		r->stats.read_errors++;
 		n = fill(r, 1, take_frame(r), &filling);
+		if (n == -EBUSY)
+			return -EAGAIN;
 	}
 	if (n < 0) {
 		if (how == UMAP_QUICK && n == -EAGAIN)

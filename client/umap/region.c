@@ -25,17 +25,24 @@ int umap_result(int err)
 	return -1;
 }
 
-int umap_begin_call(void)
+struct umap_call umap_begin_call(void)
 {
-	int cancel;
+	struct umap_call call;
+	sigset_t others;
 
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-	return cancel;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &call.cancel);
+	umap_signals_of_others(&others);
+	pthread_sigmask(SIG_BLOCK, &others, &call.signals);
+	return call;
 }
 
-void umap_end_call(int *cancel)
+void umap_end_call(struct umap_call *call)
 {
-	pthread_setcancelstate(*cancel, NULL);
+	int saved = errno;
+
+	pthread_sigmask(SIG_SETMASK, &call->signals, NULL);
+	errno = saved;
+	pthread_setcancelstate(call->cancel, NULL);
 }
 
 /* ---- settings ---- */

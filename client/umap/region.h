@@ -28,9 +28,17 @@ uint64_t umap_budget(const struct umap_region *r, const struct gaia_umap_config 
 /* Addresses for the view, mapped without access, aligned to its page size; or those of the configuration. */
 int umap_reserve(struct umap_region *r, const struct gaia_umap_config *c, char **out);
 
-/* First in every call: as in client.c, no call is a cancellation point. */
-int umap_begin_call(void);
-void umap_end_call(int *cancel);
-#define NOT_CANCELLED __attribute__((cleanup(umap_end_call), unused)) int cancel = umap_begin_call()
+struct umap_call {
+	int cancel;
+	sigset_t signals;
+};
+
+/*
+ * First in every call: as in client.c, no call is a cancellation point. Signals come after it: their handlers may touch regions, and wait for locks that
+ * this thread has.
+ */
+struct umap_call umap_begin_call(void);
+void umap_end_call(struct umap_call *call);
+#define NOT_CANCELLED __attribute__((cleanup(umap_end_call), unused)) struct umap_call call = umap_begin_call()
 
 #endif

@@ -110,17 +110,23 @@ static void on_bus(int sig, siginfo_t *info, void *context)
 		pass_on(sig, info, context);
 }
 
-void umap_signal_start(void)
+void umap_signals_of_others(sigset_t *set)
 {
 	static const int own[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGSYS };
+
+	sigfillset(set);
+	for (unsigned i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+		sigdelset(set, own[i]);
+}
+
+void umap_signal_start(void)
+{
 	struct sigaction sa = { .sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER };
 
 	if (installed)
 		return;
-	/* A handler of another signal that touches a region comes later. What a thread does to itself cannot. */
-	sigfillset(&sa.sa_mask);
-	for (unsigned i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-		sigdelset(&sa.sa_mask, own[i]);
+	/* A handler of another signal that touches a region comes later. */
+	umap_signals_of_others(&sa.sa_mask);
 	/* First: another thread may need it at once. */
 	sigaction(SIGBUS, NULL, &other);
 	sigaction(SIGBUS, &sa, NULL);

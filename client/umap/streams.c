@@ -80,9 +80,9 @@ bool umap_goes_on(const struct umap_region *r, uint64_t page)
 
 bool umap_follow_stream(struct umap_region *r, uint64_t page)
 {
-	if (!r->most_ahead || r->advice == GAIA_UMAP_RANDOM)
-		return false;
-	for (unsigned k = 0; k < STREAMS; k++) {
+	bool follows = r->most_ahead && r->advice != GAIA_UMAP_RANDOM;
+
+	for (unsigned k = 0; follows && k < STREAMS; k++) {
 		struct umap_stream *s = &r->streams[k];
 		bool forward = is_next(s, page, true);
 
@@ -95,7 +95,8 @@ bool umap_follow_stream(struct umap_region *r, uint64_t page)
 		return s->n;
 	}
 	r->in_streams -= r->in_streams > 0;
-	begin(r, page);
+	if (follows)
+		begin(r, page);
 	return false;
 }
 

@@ -54,14 +54,11 @@ static void *evictor(void *arg);
 
 static int start_thread(pthread_t *thread, void *(*run)(void *))
 {
-	static const int left[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL };	/* of a store's functions */
-	sigset_t all, old;
+	sigset_t others, old;
 	int err;
 
-	sigfillset(&all);
-	for (unsigned i = 0; i < sizeof(left) / sizeof(left[0]); i++)
-		sigdelset(&all, left[i]);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
+	umap_signals_of_others(&others);
+	pthread_sigmask(SIG_SETMASK, &others, &old);
 	err = pthread_create(thread, NULL, run, NULL);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return -err;
@@ -164,12 +161,15 @@ static bool read_some(int uffd)
 	return n;
 }
 
-/* The same. */
+/* Whether anything was read. Where there is nothing, copies that are under way are not waited for, nor others held up. */
 static bool read_messages(void)
 {
 	int by_signal = __atomic_load_n(&umap.kernel.by_signal, __ATOMIC_ACQUIRE);
+	struct pollfd fds[] = { { umap.kernel.uffd, POLLIN, 0 }, { by_signal, POLLIN, 0 } };
 	bool any;
 
+	if (poll(fds, 2, 0) <= 0)
+		return false;
 	/* U5, U2: the kernel lets munmap(2) return as soon as its event is read. */
 	pthread_mutex_lock(&umap.events_lock);
 	pthread_rwlock_wrlock(&umap.views_lock);
@@ -203,6 +203,19 @@ static bool take_fault(struct fault *f)
 	return true;
 }
 
+/* mremap(2) has left it without a region; unless one has come to be there since. */
+static void poison_left(uintptr_t addr)
+{
+	const char *page = (const char *)(addr & ~(SMALL_PAGE - 1));
+
+	pthread_rwlock_rdlock(&umap.views_lock);
+	if (umap_region_at(page, page + SMALL_PAGE))
+		umap_kernel_wake(umap.kernel.uffd, (void *)page, SMALL_PAGE);
+	else
+		umap_kernel_poison(umap.kernel.uffd, (void *)page);
+	umap_let_views();
+}
+
 static int serve(const struct fault *f, enum umap_how how)
 {
 	uint64_t at;
@@ -210,8 +223,7 @@ static int serve(const struct fault *f, enum umap_how how)
 	int err;
 
 	if (!r) {
-		/* mremap(2) has left it without a region. */
-		umap_kernel_poison(umap.kernel.uffd, (void *)(f->addr & ~(SMALL_PAGE - 1)));
+		poison_left(f->addr);
 		return 0;
 	}
 	err = umap_fault(r, at, f->write, umap_thread_in_store(f->tid) ? UMAP_RESIDENT : how);

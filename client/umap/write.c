@@ -30,12 +30,11 @@ static void mark(void *arg, uint64_t start, uint64_t end, bool mapped, bool clea
 	}
 }
 
-int umap_rescan(struct umap_region *r, uint64_t start, uint64_t end, bool rearm)
+/* views_lock is held. */
+static int rescan(struct umap_region *r, uint64_t start, uint64_t end, bool rearm)
 {
 	int err = 0;
 
-	if (!umap_hold_views())
-		return -EAGAIN;
 	end = MIN(end, r->view_length);
 	FOR_EACH_THERE(r, start, end, i, a, b) {
 		struct marking m = { r, a };
@@ -43,26 +42,57 @@ int umap_rescan(struct umap_region *r, uint64_t start, uint64_t end, bool rearm)
 
 		err = err ? err : failed;
 	}
+	return err;
+}
+
+int umap_rescan(struct umap_region *r, uint64_t start, uint64_t end, bool rearm)
+{
+	int err;
+
+	if (!umap_hold_views())
+		return -EAGAIN;
+	err = rescan(r, start, end, rearm);
 	umap_let_views();
 	return err;
 }
 
-int umap_write_run(struct umap_region *r, uint64_t page)
+/* Dirty pages in a row, from this one on, that nobody writes. */
+static uint64_t run_to_write(const struct umap_region *r, uint64_t page, bool *mapped)
 {
 	uint64_t n = 0, most = MAX(MAX_RUN >> r->shift, 1);
-	bool mapped = false, keep = false;
-	int err;
 
+	*mapped = false;
 	for (; n < most && page + n < r->pages && r->frame_of[page + n]; n++) {
-		struct umap_frame *f = &r->frames[frame_of(r, page + n)];
+		const struct umap_frame *f = &r->frames[frame_of(r, page + n)];
 
 		if (f->state != FRAME_RESIDENT || (f->flags & (FRAME_DIRTY | FRAME_WRITING)) != FRAME_DIRTY)
 			break;
-		mapped |= f->flags & FRAME_MAPPED;
+		*mapped |= f->flags & FRAME_MAPPED;
 	}
-	/* U3. Where it cannot be protected (an munmap or mremap that we have not heard of) it stays dirty. */
-	if (mapped)
-		keep = umap_rescan(r, page_start(r, page), page_end(r, page + n - 1), true);
+	return n;
+}
+
+int umap_write_run(struct umap_region *r, uint64_t page)
+{
+	bool mapped, keep = false;
+	uint64_t n = run_to_write(r, page, &mapped);
+	int err;
+
+	if (mapped) {
+		if (!umap_hold_views()) {
+			/* Who reads events may wait for the lock. */
+			pthread_mutex_unlock(&r->lock);
+			pthread_rwlock_rdlock(&umap.views_lock);
+			pthread_mutex_lock(&r->lock);
+			n = run_to_write(r, page, &mapped);
+		}
+		/* U3. Where it cannot be protected (an munmap or mremap that we have not heard of) it stays dirty. */
+		if (n && mapped)
+			keep = rescan(r, page_start(r, page), page_end(r, page + n - 1), true);
+		umap_let_views();
+	}
+	if (!n)
+		return 0;
 	for (uint64_t i = page; i < page + n; i++) {
 		struct umap_frame *f = &r->frames[frame_of(r, i)];
 

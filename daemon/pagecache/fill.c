@@ -72,7 +72,8 @@ void fill_done(const struct fills *fills, struct fill *fl, int err)
 	if (err)
 		frames_give(&ch->file->cache->frames, fl->frame, fl->n);
 	else if (!fills->to_change)
-		dedup_frames(ch->file, fl->frame, fl->tag, fl->n, !fl->dev);
+		/* What has come without the store does not wait for it. */
+		dedup_frames(ch->file, fl->frame, fl->tag, fl->n, fl->n_read > 0);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < fl->n && !err; k++)
 		page_set_frame(ch, fl->page[k], fl->frame[k]);

@@ -5,6 +5,7 @@
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -15,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "../../client/umap/internal.h"
 #include "thread_sleeps.h"
 #include "umap_rig.h"
 
@@ -290,5 +292,84 @@ Test(umap_copies, a_copy_does_not_go_to_a_region_that_comes_in_the_place_of_its_
 	pthread_join(thread, NULL);
 	cr_assert_arr_eq(other->view, other->content, 4096);
 	rig_unmap(other);
+	rig_unmap(rig);
+}
+
+/* ---- who waits for whom ---- */
+
+static unsigned char *volatile to_touch;
+static volatile unsigned char touched;
+
+static void touch(int sig)
+{
+	(void)sig;
+	touched = *to_touch;
+}
+
+static int copy_and_signal(int fd, struct uffdio_copy *copy)
+{
+	on_copy = NULL;
+	raise(SIGUSR1);
+	return make_copy(fd, copy);
+}
+
+/* It comes during the call, which has locks that a fault needs. */
+Test(umap_copies, a_signal_whose_handler_touches_a_region_comes_after_the_call)
+{
+	struct rig *rig = rig_create(4 * 4096), *other = rig_create(4096);
+	void *page;
+
+	rig_map(rig);
+	rig_map(other);
+	other->content[0] |= 1;
+	cr_assert_eq(pwrite(other->fd, other->content, 1, 0), 1);
+	to_touch = other->view;
+	signal(SIGUSR1, touch);
+	on_copy = copy_and_signal;
+	page = rig->view + 4096;
+	cr_assert_eq(gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT), 0);
+	cr_assert_eq(touched, other->content[0]);
+	rig_unmap(other);
+	rig_unmap(rig);
+}
+
+/* Reads events until the main thread waits for that. */
+static void *read_events(void *arg)
+{
+	(void)arg;
+	pthread_rwlock_wrlock(&umap.views_lock);
+	meanwhile.begun = true;
+	wait_for_main();
+	pthread_rwlock_unlock(&umap.views_lock);
+	return NULL;
+}
+
+/* Else it would be written again, over what others have written to the file since. */
+Test(umap_copies, what_is_written_while_events_are_read_is_clean_afterwards)
+{
+	struct rig *rig = rig_create(4 * 4096);
+	struct umap_region *r;
+	pthread_t thread;
+
+	rig_map(rig);
+	rig->view[0] = rig->content[0] = (unsigned char)~rig->content[0];
+	r = umap_region_get(rig->view, NULL);
+	cr_assert(r);
+	pthread_mutex_lock(&r->lock);
+	while (umap_rescan(r, 0, 4096, true))
+		;
+	cr_assert(r->frames[frame_of(r, 0)].flags & FRAME_DIRTY);
+	meanwhile.main = gettid();
+	cr_assert_eq(pthread_create(&thread, NULL, read_events, NULL), 0);
+	while (!meanwhile.begun)
+		usleep(1000);
+	meanwhile.going = true;
+	cr_assert_eq(umap_write_run(r, 0), 1);
+	cr_assert_not(r->frames[frame_of(r, 0)].flags & FRAME_DIRTY);
+	pthread_mutex_unlock(&r->lock);
+	meanwhile.done = true;
+	pthread_join(thread, NULL);
+	umap_region_put(r);
+	rig_check_file(rig, rig->content);
 	rig_unmap(rig);
 }
