@@ -20,6 +20,8 @@
 #include "pagecache/victim_inner.h"
 #include "policy/ghosts.h"
 
+#define RETURN_AT_ONCE 32u /* pages, while others wait for the lock */
+
 uint64_t parked_key(const struct chunk *ch, unsigned i)
 {
 	return (ch->file->key << 40) + ch->index * GAIA_CHUNK_PAGES + i;
@@ -353,28 +355,40 @@ static const char *bytes_coming(struct victims *v, uint32_t slot)
 	return NULL;
 }
 
-unsigned victim_take_coming(struct chunk *ch, const uint16_t *page, unsigned n, const frame_t *frame, bool *took)
+/* Those of the first n pages. chunk->lock and victims.lock are held. */
+static unsigned take_coming(struct victims *v, struct chunk *ch, const uint16_t *page, unsigned n, const frame_t *frame, bool *took)
 {
-	struct cache *c = ch->file->cache;
-	struct victims *v = c->victims;
 	unsigned taken = 0;
 
-	memset(took, 0, n * sizeof(*took));
-	if (!ch->parked || fault_point("victim.return"))
-		return 0;
-	pthread_mutex_lock(&v->lock);
 	for (unsigned k = 0; k < n; k++) {
 		const uint32_t *at = index_at(ch->parked, page[k]);
 		const char *bytes = at && *at ? bytes_coming(v, *at) : NULL;
 
 		if (!bytes)
 			continue;
-		memcpy(frame_ptr(&c->frames, frame[k]), bytes, GAIA_PAGE);
+		memcpy(frame_ptr(&v->cache->frames, frame[k]), bytes, GAIA_PAGE);
 		slot_note_back(v, *at, ch->parked, page[k], true);
 		took[k] = true;
 		taken++;
 	}
-	pthread_mutex_unlock(&v->lock);
+	return taken;
+}
+
+unsigned victim_take_coming(struct chunk *ch, const uint16_t *page, unsigned n, const frame_t *frame, bool *took)
+{
+	struct victims *v = ch->file->cache->victims;
+	unsigned taken = 0, some;
+
+	memset(took, 0, n * sizeof(*took));
+	if (!ch->parked || fault_point("victim.return"))
+		return 0;
+	/* Others, and devices that have got what was sent, wait for the lock. */
+	for (unsigned k = 0; k < n; k += some) {
+		some = MIN(n - k, RETURN_AT_ONCE);
+		pthread_mutex_lock(&v->lock);
+		taken += take_coming(v, ch, page + k, some, frame + k, took + k);
+		pthread_mutex_unlock(&v->lock);
+	}
 	return taken;
 }
 

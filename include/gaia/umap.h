@@ -60,7 +60,8 @@
  *    userfaultfd(2): see above.
  *
  * Threads that serve faults are shared by all regions of the process, made when they are needed, and end with the last
- * region. They block all signals. All functions are thread-safe; none is a cancellation point. They return -1 (or MAP_FAILED) and set errno.
+ * region. They block all signals. All functions are thread-safe; none is a cancellation point, and handlers of signals that come
+ * during a call run after it, so that they may touch regions. They return -1 (or MAP_FAILED) and set errno.
  * A function of a store that calls any of these gets EDEADLK; one that touches a region gets SIGBUS where the page is not in memory. Common errors:
  *	EINVAL		the range is not in one region, or a value makes no sense
  *	ENOMEM		no memory, or no mappings (vm.max_map_count: a region takes two). Other regions are unharmed
