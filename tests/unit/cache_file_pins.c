@@ -68,7 +68,7 @@ static void expect_moved(uint64_t pages)
 	client_end(cl);
 }
 
-Test(file_pins, stay_when_no_client_is_left, .timeout = 60)
+Test(file_pins, stay_when_no_client_is_left, .timeout = 200)
 {
 	begin_pinned(&(struct rig_options){ .devices = 1 });
 	expect_room(4);
@@ -78,7 +78,7 @@ Test(file_pins, stay_when_no_client_is_left, .timeout = 60)
 	end();
 }
 
-Test(file_pins, stay_when_the_kernel_has_forgotten_the_file, .timeout = 60)
+Test(file_pins, stay_when_the_kernel_has_forgotten_the_file, .timeout = 200)
 {
 	struct kfile *other;
 
@@ -96,7 +96,7 @@ Test(file_pins, stay_when_the_kernel_has_forgotten_the_file, .timeout = 60)
 	end();
 }
 
-Test(file_pins, end_with_the_file, .timeout = 60)
+Test(file_pins, end_with_the_file, .timeout = 200)
 {
 	begin_pinned(&(struct rig_options){ .devices = 1 });
 	kfile_end(kf, true);
@@ -108,7 +108,7 @@ Test(file_pins, end_with_the_file, .timeout = 60)
 	end();
 }
 
-Test(file_pins, end_when_they_are_ended, .timeout = 60)
+Test(file_pins, end_when_they_are_ended, .timeout = 200)
 {
 	begin_pinned(&(struct rig_options){ .devices = 1 });
 	cr_assert_eq(cache_unpin(kf->cfile, 0, OWNER), 0);
@@ -120,7 +120,7 @@ Test(file_pins, end_when_they_are_ended, .timeout = 60)
 	end();
 }
 
-Test(file_pins, have_a_share_of_the_device, .timeout = 60)
+Test(file_pins, have_a_share_of_the_device, .timeout = 200)
 {
 	struct kfile *other;
 
@@ -138,14 +138,14 @@ Test(file_pins, have_a_share_of_the_device, .timeout = 60)
 	end();
 }
 
-Test(file_pins, of_a_share_of_nothing_there_are_none, .timeout = 60)
+Test(file_pins, of_a_share_of_nothing_there_are_none, .timeout = 200)
 {
 	begin(&(struct rig_options){ .devices = 1, .files_percent = 1 }, 100);
 	cr_assert_eq(pin_as(kf, OWNER), -ENOSPC);
 	end();
 }
 
-Test(file_pins, of_users_are_limited_for_each, .timeout = 60)
+Test(file_pins, of_users_are_limited_for_each, .timeout = 200)
 {
 	struct kfile *other;
 
@@ -171,7 +171,7 @@ Test(file_pins, of_users_are_limited_for_each, .timeout = 60)
 }
 
 /* What users pin counts in what they may have of the device, once. */
-Test(file_pins, of_users_count_in_their_share, .timeout = 60)
+Test(file_pins, of_users_count_in_their_share, .timeout = 200)
 {
 	struct client *cl, *other;
 	struct kfile *file;
@@ -198,7 +198,7 @@ Test(file_pins, of_users_count_in_their_share, .timeout = 60)
 	end();
 }
 
-Test(file_pins, are_for_owners_only_by_default, .timeout = 60)
+Test(file_pins, are_for_owners_only_by_default, .timeout = 200)
 {
 	begin(&(struct rig_options){ .devices = 1 }, GAIA_CHUNK);
 	cr_assert_eq(pin_as(kf, USER(1)), -EPERM);
@@ -206,7 +206,7 @@ Test(file_pins, are_for_owners_only_by_default, .timeout = 60)
 	end();
 }
 
-Test(file_pins, need_room_beside_what_is_held, .timeout = 60)
+Test(file_pins, need_room_beside_what_is_held, .timeout = 200)
 {
 	struct kfile *other;
 	struct client *cl;
@@ -225,7 +225,7 @@ Test(file_pins, need_room_beside_what_is_held, .timeout = 60)
 	end();
 }
 
-Test(file_pins, are_all_there_or_not_at_all, .timeout = 60)
+Test(file_pins, are_all_there_or_not_at_all, .timeout = 200)
 {
 	for (unsigned after = 0; after < 4; after++) {
 		begin(&(struct rig_options){ .devices = 1 }, 4 * GAIA_CHUNK);
@@ -240,7 +240,7 @@ Test(file_pins, are_all_there_or_not_at_all, .timeout = 60)
 	}
 }
 
-Test(file_pins, stay_when_their_contents_cannot_be_read, .timeout = 60)
+Test(file_pins, stay_when_their_contents_cannot_be_read, .timeout = 200)
 {
 	begin(&(struct rig_options){ .devices = 1 }, 4 * GAIA_CHUNK);
 	write_cpu(0, "first");
@@ -258,7 +258,7 @@ Test(file_pins, stay_when_their_contents_cannot_be_read, .timeout = 60)
 	end();
 }
 
-Test(file_pins, are_not_evicted_on_request, .timeout = 60)
+Test(file_pins, are_not_evicted_on_request, .timeout = 200)
 {
 	struct client *cl;
 
@@ -275,7 +275,7 @@ Test(file_pins, are_not_evicted_on_request, .timeout = 60)
 	end();
 }
 
-Test(file_pins, keep_memory_and_not_freshness, .timeout = 60)
+Test(file_pins, keep_memory_and_not_freshness, .timeout = 200)
 {
 	begin_pinned(&(struct rig_options){ .devices = 1 });
 	write_cpu(5 * GAIA_PAGE, "new");
@@ -284,7 +284,7 @@ Test(file_pins, keep_memory_and_not_freshness, .timeout = 60)
 	end();
 }
 
-Test(file_pins, keep_what_was_released, .timeout = 60)
+Test(file_pins, keep_what_was_released, .timeout = 200)
 {
 	struct client *cl;
 
@@ -301,7 +301,7 @@ Test(file_pins, keep_what_was_released, .timeout = 60)
 	end();
 }
 
-Test(file_pins, of_a_file_that_was_cut_show_nothing_of_before, .timeout = 60)
+Test(file_pins, of_a_file_that_was_cut_show_nothing_of_before, .timeout = 200)
 {
 	struct client *cl;
 
@@ -319,7 +319,7 @@ Test(file_pins, of_a_file_that_was_cut_show_nothing_of_before, .timeout = 60)
 	end();
 }
 
-Test(file_pins, grow_by_a_later_call, .timeout = 60)
+Test(file_pins, grow_by_a_later_call, .timeout = 200)
 {
 	bool fresh = true;
 
@@ -346,7 +346,7 @@ static void leave_behind(uint64_t chunk)
 	client_end(cl);
 }
 
-Test(file_pins, stay_in_other_memory_when_a_client_may_store_there, .timeout = 60)
+Test(file_pins, stay_in_other_memory_when_a_client_may_store_there, .timeout = 200)
 {
 	begin_pinned(&(struct rig_options){ .devices = 1 });
 	leave_behind(0);
@@ -357,7 +357,7 @@ Test(file_pins, stay_in_other_memory_when_a_client_may_store_there, .timeout = 6
 	end();
 }
 
-Test(file_pins, keep_their_room_when_a_replica_has_to_go, .timeout = 60)
+Test(file_pins, keep_their_room_when_a_replica_has_to_go, .timeout = 200)
 {
 	struct client *holder;
 	struct kfile *other;
@@ -383,7 +383,7 @@ Test(file_pins, keep_their_room_when_a_replica_has_to_go, .timeout = 60)
 	end();
 }
 
-Test(file_pins, of_a_device_that_is_lost_can_be_ended, .timeout = 60)
+Test(file_pins, of_a_device_that_is_lost_can_be_ended, .timeout = 200)
 {
 	json_t *pins;
 
@@ -459,7 +459,7 @@ static void *use_and_leave(void *arg)
 	return arg;
 }
 
-Test(file_pins, are_counted_right_whatever_others_do, .timeout = 60)
+Test(file_pins, are_counted_right_whatever_others_do, .timeout = 200)
 {
 	void *(*const fn[])(void *) = { pin_and_unpin, pin_and_unpin, cut_and_grow, use_the_rest, use_and_leave };
 	pthread_t thread[ARRAY_LEN(fn)];
@@ -479,7 +479,7 @@ Test(file_pins, are_counted_right_whatever_others_do, .timeout = 60)
 
 /* ---- readers who may not write, on a device that cannot keep them from it ---- */
 
-Test(file_pins, are_of_the_replica_that_writers_share, .timeout = 60)
+Test(file_pins, are_of_the_replica_that_writers_share, .timeout = 200)
 {
 	struct client *reader;
 	uint64_t before, reads;
@@ -502,7 +502,7 @@ Test(file_pins, are_of_the_replica_that_writers_share, .timeout = 60)
 
 /* ---- beside what is ready ---- */
 
-Test(file_pins, are_ready_like_others, .timeout = 60)
+Test(file_pins, are_ready_like_others, .timeout = 200)
 {
 	struct client *cl;
 	uint64_t before;
@@ -532,7 +532,7 @@ static int warm(struct kfile *f, uint64_t off, uint64_t len)
 	return cache_bring(f->cfile, 0, USER(1), off, len, true, NULL);
 }
 
-Test(warm, brings_contents_and_holds_nothing, .timeout = 60)
+Test(warm, brings_contents_and_holds_nothing, .timeout = 200)
 {
 	begin(&(struct rig_options){ .devices = 1 }, 4 * GAIA_CHUNK);
 	write_cpu(0, "first");
@@ -546,7 +546,7 @@ Test(warm, brings_contents_and_holds_nothing, .timeout = 60)
 	end();
 }
 
-Test(warm, takes_no_memory_that_is_in_use_ready_or_pinned, .timeout = 60)
+Test(warm, takes_no_memory_that_is_in_use_ready_or_pinned, .timeout = 200)
 {
 	struct kfile *other, *third;
 	struct client *cl;
@@ -569,7 +569,7 @@ Test(warm, takes_no_memory_that_is_in_use_ready_or_pinned, .timeout = 60)
 	end();
 }
 
-Test(warm, ends_at_the_end_of_the_file, .timeout = 60)
+Test(warm, ends_at_the_end_of_the_file, .timeout = 200)
 {
 	begin(&(struct rig_options){ .devices = 1 }, GAIA_CHUNK + 10);
 	cr_assert_eq(warm(kf, 0, 100 * GAIA_CHUNK), 0);
@@ -578,7 +578,7 @@ Test(warm, ends_at_the_end_of_the_file, .timeout = 60)
 	end();
 }
 
-Test(warm, that_was_given_up_says_so, .timeout = 60)
+Test(warm, that_was_given_up_says_so, .timeout = 200)
 {
 	atomic_uint verdict = CACHE_GIVEN_UP;
 
@@ -587,7 +587,7 @@ Test(warm, that_was_given_up_says_so, .timeout = 60)
 	end();
 }
 
-Test(warm, of_home_takes_free_frames_only, .timeout = 60)
+Test(warm, of_home_takes_free_frames_only, .timeout = 200)
 {
 	struct kfile *other;
 	uint64_t done, used;

@@ -912,7 +912,7 @@ static int read_first(void *arg)
 }
 
 /* It stays while one of its pages is read, though another one has been, and though all others have left it. */
-Test(slots, are_read_by_several_at_once, .timeout = 60)
+Test(slots, are_read_by_several_at_once, .timeout = 200)
 {
 	struct held reads = { .point = "device.copy_out", .call = read_first };
 	uint32_t slot;

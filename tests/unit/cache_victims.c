@@ -292,7 +292,7 @@ static void *punch_tenth(void *arg)
 }
 
 /* It leaves home when storage has the hole and home still has what was there. */
-Test(victims, that_leave_home_while_a_hole_is_punched_are_forgotten, .timeout = 60)
+Test(victims, that_leave_home_while_a_hole_is_punched_are_forgotten, .timeout = 200)
 {
 	pthread_t thread;
 	void *err;
@@ -537,7 +537,7 @@ static bool one_leaves(void)
 	return leaves;
 }
 
-Test(victims, stay_while_they_are_read, .timeout = 60)
+Test(victims, stay_while_they_are_read, .timeout = 200)
 {
 	struct held reads = { .point = "device.copy_out", .call = read_call };
 	struct client *cl;
