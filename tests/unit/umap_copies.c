@@ -184,7 +184,7 @@ Test(umap_copies, what_is_stored_to_a_page_that_is_unmapped_before_memory_ends_i
 
 static struct {
 	pid_t main;
-	atomic_bool begun; /* a copy */
+	atomic_bool begun; /* a copy, or to read events */
 	atomic_bool going; /* the main thread does what is to happen meanwhile */
 	atomic_bool done;  /* and has done it */
 } meanwhile;
@@ -202,15 +202,21 @@ static void *bring(void *page)
 	return (void *)(intptr_t)gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT);
 }
 
+/* The other thread is where it waits for the main one. */
+static void go_on_when_begun(void)
+{
+	while (!meanwhile.begun)
+		usleep(1000);
+	meanwhile.going = true;
+}
+
 /* On return a copy of the page has begun. */
 static void begin_to_bring(pthread_t *thread, unsigned char *page, int (*how)(int fd, struct uffdio_copy *copy))
 {
 	meanwhile.main = gettid();
 	on_copy = how;
 	cr_assert_eq(pthread_create(thread, NULL, bring, page), 0);
-	while (!meanwhile.begun)
-		usleep(1000);
-	meanwhile.going = true;
+	go_on_when_begun();
 }
 
 static int copy_and_store(int fd, struct uffdio_copy *copy)
@@ -361,9 +367,7 @@ Test(umap_copies, what_is_written_while_events_are_read_is_clean_afterwards)
 	cr_assert(r->frames[frame_of(r, 0)].flags & FRAME_DIRTY);
 	meanwhile.main = gettid();
 	cr_assert_eq(pthread_create(&thread, NULL, read_events, NULL), 0);
-	while (!meanwhile.begun)
-		usleep(1000);
-	meanwhile.going = true;
+	go_on_when_begun();
 	cr_assert_eq(umap_write_run(r, 0), 1);
 	cr_assert_not(r->frames[frame_of(r, 0)].flags & FRAME_DIRTY);
 	pthread_mutex_unlock(&r->lock);
