@@ -13,6 +13,7 @@ What is read from storage is counted, which noise does not touch; times are rati
 import contextlib
 import functools
 import json
+import math
 import mmap
 import os
 import sys
@@ -40,6 +41,9 @@ FILE = "data"
 # So many times as many reads as there are pages, at random, before anything is counted: a page is parked when it leaves home for the second time.
 WARM_PASSES = 10
 PATIENCE = 50    # passes in which the device is to have what was parked
+# What the papers (ICCS'11) reach, beside which ours is drawn: the share of I/O cost that is left with GRAM, and of what a page costs in a batch;
+# of DEDU times of GRAM's by how often each block is there, and from which percentages of updates on it is off.
+PAPERS = {"most": 0.17, "least": 0.10, "batch": 0.13, "copies": [(1, 1.05), (4, 0.19)], "off": (32, 64)}
 
 
 class Sizes:
@@ -188,6 +192,8 @@ class Bench(PairsBench):
         self.sizes = Sizes(args)
         self.counted_rows = []
         self.data = []  # works that are done once, when the others have been done once
+        self.curves = []  # works whose rows have no goal: for the plot, done last
+        self.shown = {}  # of the plot: rows, by what they show
         self.made = {}  # directories of real data, or why there is none
 
     def program(self, name):
@@ -203,6 +209,7 @@ class Bench(PairsBench):
                         share, bus, STORAGE_US)
                     rows = [self.row(section, "%s: pages read from storage" % how, "count", most=0.17),
                             self.row(section, "%s: time" % how, "time")]
+                    self.shown["working set", bus, how, share] = rows[0]
                     self.work(rows, self.working_set, rows, how, share, options, bus)
 
     def working_set(self, rnd, rows, how, share, options, bus):
@@ -228,6 +235,7 @@ class Bench(PairsBench):
     def batches(self):
         section = "copying pages to the device, modelled, bus of %s; peer: from there, one by one" % PAPER
         rows = [self.row(section, "a page, in batches", "time", most=1 / 8)]
+        self.shown["batches",] = rows[0]
         self.work(rows, self.batched, rows)
 
     def batched(self, rnd, rows):
@@ -257,11 +265,14 @@ class Bench(PairsBench):
 
     def equal_pages(self):
         section = "uniform reads, 1.5 x home and device, bus of %s; peer: parked pages alone; storage: %d µs, modelled" % (PAPER, STORAGE_US)
-        for copies, updates, most in (1, 0, 1.02), (4, 0, float("inf")), (10, 0, float("inf")), (1, 64, 1.02), (4, 64, 1.02):
+        judged = {(1, 0): 1.02, (4, 0): math.inf, (10, 0): math.inf, (1, 64): 1.02, (4, 64): 1.02}
+        more = [] if self.args.smoke else [(2, 0), (6, 0), (8, 0), (1, 16), (1, 32), (4, 16), (4, 32)]
+        for (copies, updates), most in [*judged.items(), *((kind, math.inf) for kind in more)]:
             title = "each page %s, %d %% updates" % ("once" if copies == 1 else "%d times" % copies, updates)
-            rows = [self.row(section, title + ": pages read from storage", "count", most=0.19 if copies == 4 and not updates else float("inf")),
+            rows = [self.row(section, title + ": pages read from storage", "count", most=0.19 if copies == 4 and not updates else math.inf),
                     self.row(section, title + ": time", "time", most=most)]
-            self.work(rows, self.equal, rows, copies, updates)
+            self.shown["equal reads", copies, updates], self.shown["equal time", copies, updates] = rows
+            self.work(rows, self.equal, rows, copies, updates, to=self.curves if (copies, updates) in more else None)
 
     def equal(self, rnd, rows, copies, updates):
         pages = int(1.5 * (self.sizes.home + self.sizes.device)) // PAGE
@@ -460,20 +471,42 @@ class Bench(PairsBench):
         for add in (self.working_sets, self.batches, self.equal_pages, self.shared_places, self.real_data, self.nothing_to_gain,
                     self.instructions):
             add()
-        if not self.works and not self.counts and not self.data:
+        if not self.works and not self.counts and not self.data and not self.curves:
             raise RuntimeError("--only %s: there is no such work" % self.args.only)
         progress, limit = Progress(), TimeLimit(self.args.seconds)
         most = self.args.rounds if self.works else 0
         rounds = 0
-        for works, times in (self.counts, 1), (self.works, min(most, 1)), (self.data, 1), (self.works, most - 1):
+        for works, times in (self.counts, 1), (self.works, min(most, 1)), (self.data, 1), (self.curves, 1), (self.works, most - 1):
             done, left = run_rounds(works, max(times, 0), limit, progress, rounds if works is self.works else 0)
             self.left_by_time += left
             rounds += done if works is self.works else 0
         progress.end()
         return rounds
 
+    def curve(self, kind, along, wanted):
+        """[(x, times)] of what was measured: @along: which part of the key is x; @wanted: whether a key belongs to it."""
+        return sorted((key[along], row.ratio(OURS, PEER)[0]) for key, row in self.shown.items()
+                      if key[0] == kind and wanted(*key[1:]) and row.is_measured())
+
+    def figures(self):
+        """What draw_tiers() draws."""
+        working_sets = []
+        for bus in BUSES:
+            bars = [("%s,\n%g" % (how, share), self.curve("working set", 3, lambda *key, of=(bus, how, share): key == of))
+                    for how in ("zipf", "uniform") for share in self.sizes.shares]
+            bars = [(name, points[0][1]) for name, points in bars if points]
+            working_sets += [(bus, bars)] if bars else []
+        batches = [ratio for _, ratio in self.curve("batches", 0, lambda: True)]
+        by_copies = [("read from storage", self.curve("equal reads", 1, lambda _, updates: not updates)),
+                     ("time", self.curve("equal time", 1, lambda _, updates: not updates))]
+        by_updates = [(title, self.curve("equal time", 2, lambda times, _, of=copies: times == of))
+                      for copies, title in ((1, "each page once"), (4, "each page 4 times"))]
+        return working_sets, batches[0] if batches else None, [line for line in by_copies if line[1]], [line for line in by_updates if line[1]]
+
     def draw(self, path, measured, facts):
-        return plot.draw_pairs(path, [row for row in measured if row.goals], OURS, facts)
+        base, suffix = os.path.splitext(path)
+        return plot.draw_pairs(path, [row for row in measured if row.goals], OURS, facts) + \
+            plot.draw_tiers(base + "-papers" + suffix, *self.figures(), facts, PAPERS)
 
     def measured_all(self):
         """Where the model's device is slower than the disk here there is nothing to measure."""

@@ -200,6 +200,78 @@ def draw_apps(path, lines, bars, facts, even, best):
     return run_gnuplot(path, apps_script(path, lines, bars, facts, even, best)) if lines or bars else []
 
 
+def tiers_script(path, working_sets, batches, by_copies, by_updates, facts, paper):
+    """
+    Three panels, as the figures of the papers of GRAM and DEDU (ICCS'11), whose numbers are drawn in: what is read from storage beside
+    no cache on the device, equal pages by how often each is there, and by how many requests write.
+    @paper: of GRAM the most and the least that is read, and what a page costs in a batch; of DEDU (copies, times) and at which percent it is off.
+    """
+    grey = "tc rgb '#777777' font ',8'"
+
+    def level(y):
+        return "set arrow from graph 0, first %g to graph 1, first %g nohead dt 2 lc rgb '#777777'" % (y, y)
+
+    panels = [bool(working_sets or batches), bool(by_copies), bool(by_updates)]
+    out = ['set terminal pngcairo size %d,560 noenhanced font "sans,10"' % (90 + 470 * sum(panels)), "set output " + quote(path),
+           "set multiplot layout 1,%d title %s" % (sum(panels), quote("simulated device, and modelled storage\n%d whole rounds, %s"
+                                                                     % (facts["rounds"], machine_text(facts)))),
+           "set border 3", "set grid ytics", "set ytics nomirror", "set key top right inside", "set style fill solid", "set bmargin 5"]
+    if panels[0]:
+        names, plots = [], []
+        for n, (title, bars) in enumerate(working_sets):
+            out += block("bus%d" % n, [(at + 0.3 * n, ratio) for at, (_, ratio) in enumerate(bars)])
+            plots += ["$bus%d using 1:2 with boxes lc rgb '%s' title %s" % (n, COLOURS[(2, 3)[n % 2]], quote("gaiafs, bus of " + title)),
+                      "$bus%d using 1:2:(sprintf('%%.2g', $2)) with labels font ',7' offset 0,0.6 notitle" % n]
+            names = [name for name, _ in bars]
+        if batches:
+            out += block("batch", [(len(names), batches)]) + block("paper", [(len(names) + 0.3, paper["batch"])])
+            for name, colour, title in ("batch", COLOURS[4], "gaiafs, a page of a batch, in times of one alone"), ("paper", "#bbbbbb", "GRAM, in the paper"):
+                plots += ["$%s using 1:2 with boxes lc rgb '%s' title '%s'" % (name, colour, title.replace("'", "''")),
+                          "$%s using 1:2:(sprintf('%%.2g', $2)) with labels font ',7' offset 0,0.6 notitle" % name]
+            names = names + ["batches\nof 256"]
+        out += ["set title " + quote("working set of home and 0.25 ... 1 of the device:\nread from storage, in times of no cache on the device"),
+                "set boxwidth 0.28", "set yrange [0:0.3]", "set xrange [-0.4:%g]" % (len(names) - 0.3),
+                "set xtics nomirror (%s) scale 0" % ", ".join("%s %g" % (quote(name), at + 0.15) for at, name in enumerate(names)),
+                level(paper["most"]), level(paper["least"]),
+                "set label 'GRAM, in the paper: %.0f to %.0f %% less' at graph 0.02, first %g left offset 0,0.6 %s"
+                % (100 - 100 * paper["most"], 100 - 100 * paper["least"], paper["most"], grey),
+                "plot " + ", ".join(plots), "unset arrow", "unset label"]
+    points = "$line%d using 1:2 with linespoints lw 1.8 pt 7 ps 0.7 lc rgb '%s' title %s, " \
+             "$line%d using 1:2:(sprintf('%%.2f', $2)) with labels font ',8' tc rgb '%s' offset 1.2,%g notitle"
+    lines = 0
+    for is_there, titles, curves, marks in (
+            (panels[1], ("equal pages, no updates:\nin times of parked pages alone", "how often each page is there"), by_copies, "set xtics nomirror 1"),
+            (panels[2], ("updates: time,\nin times of parked pages alone", "requests that write, %"), by_updates, "set xtics nomirror (0, 16, 32, 64)")):
+        if not is_there:
+            continue
+        plots = []
+        for n, (title, curve) in enumerate(curves):
+            out += block("line%d" % lines, curve)
+            colour = COLOURS[(2, 4)[n % 2]]
+            plots.append(points % (lines, colour, quote("gaiafs, " + title), lines, colour, 0.8 if (n == 0) == (curves is by_updates) else -0.8))
+            lines += 1
+        at = [x for _, curve in curves for x, _ in curve]
+        margin = 0.08 * (max(at) - min(at)) or 1
+        out += ["set title " + quote(titles[0]), "set xlabel " + quote(titles[1]), "set yrange [-0.1:1.5]",
+                "set xrange [%g:%g]" % (min(at) - margin, max(at) + margin), "unset xtics", marks, level(1)]
+        if curves is by_copies:
+            out += block("dedu", paper["copies"])
+            plots += ["$dedu using 1:2 with points pt 5 ps 1.3 lc rgb '#777777' title 'DEDU, in the paper: times'",
+                      "$dedu using 1:2:(sprintf('%%.2f', $2)) with labels left offset 1,0.5 %s notitle" % grey]
+        else:
+            out += ["set arrow from %g, graph 0 to %g, graph 1 nohead dt 2 lc rgb '#777777'" % (share, share) for share in paper["off"]]
+            out += ["set label 'DEDU, in the paper: off above %d to %d %%' at graph 0.02, graph 0.08 left %s" % (*paper["off"], grey)]
+        out += ["plot " + ", ".join(plots), "unset arrow", "unset label"]
+    return out
+
+
+def draw_tiers(path, working_sets, batches, by_copies, by_updates, facts, paper):
+    """[path], or []."""
+    if not (working_sets or batches or by_copies or by_updates):
+        return []
+    return run_gnuplot(path, tiers_script(path, working_sets, batches, by_copies, by_updates, facts, paper))
+
+
 def draw(path, rows, counts, columns, names, peers, facts, *more):
     """[path], or [] and, if there is something to draw, a line that says why. @more: the title and SHOWN of another bench."""
     if not rows or not columns[1:]:

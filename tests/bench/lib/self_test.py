@@ -700,9 +700,32 @@ class Tiers(unittest.TestCase):
             return [(name, lambda rnd: done.append((name, rnd)))]
         for name in ("working_sets", "batches", "equal_pages", "shared_places", "real_data", "nothing_to_gain", "instructions"):
             setattr(bench, name, lambda: None)
-        bench.works, bench.counts, bench.data = works("work"), works("count"), works("data")
+        bench.works, bench.counts, bench.data, bench.curves = works("work"), works("count"), works("data"), works("curve")
         self.assertEqual(bench.measure(), 3)
-        self.assertEqual(done, [("count", 0), ("work", 0), ("data", 0), ("work", 1), ("work", 2)])
+        self.assertEqual(done, [("count", 0), ("work", 0), ("data", 0), ("curve", 0), ("work", 1), ("work", 2)])
+
+    def test_the_figures_have_the_papers_numbers_beside_what_was_measured(self):
+        bench = tiers.Bench(tiers.arguments(["--build", "/nowhere", "--quick"]))
+        for add in bench.working_sets, bench.batches, bench.equal_pages:
+            add()
+        self.assertEqual(bench.figures(), ([], None, [], []))
+        at = {key: n + 1 for n, key in enumerate(bench.shown)}
+        for key, row in bench.shown.items():
+            if key != ("working set", tiers.PAPER, "zipf", 1.0):  # which could not be measured
+                row.samples = {tiers.PEER: [100.0], tiers.OURS: [100.0 * at[key]]}
+        sets, batches, by_copies, by_updates = bench.figures()
+        self.assertEqual([name for name, _ in sets[0][1]], ["zipf,\n0.25", "uniform,\n0.25", "uniform,\n1"])
+        self.assertEqual(sets[1], ("PCIe 5", [("%s,\n%g" % (how, share), at["working set", "PCIe 5", how, share])
+                                             for how in ("zipf", "uniform") for share in (0.25, 1.0)]))
+        self.assertEqual(batches, at["batches",])
+        self.assertEqual(by_copies, [(title, [(copies, at[kind, copies, 0]) for copies in (1, 2, 4, 6, 8, 10)])
+                                     for title, kind in (("read from storage", "equal reads"), ("time", "equal time"))])
+        self.assertEqual([points for _, points in by_updates],
+                         [[(share, at["equal time", copies, share]) for share in (0, 16, 32, 64)] for copies in (1, 4)])
+        text = "\n".join(plot.tiers_script("x.png", sets, batches, by_copies, by_updates, {"rounds": 1, "machine": MADE_UP_MACHINE}, tiers.PAPERS))
+        for what in "83 to 90 % less", "first 0.17 ", "first 0.1 ", "0.130000", "1.000000 1.050000", "4.000000 0.190000", "off above 32 to 64 %":
+            self.assertIn(what, text)
+        self.assertEqual(plot.draw_tiers("/nowhere/x.png", [], None, [], [], {}, tiers.PAPERS), [])
 
     def test_without_ksm_it_says_why(self):
         with unittest.mock.patch.object(ksm, "why_not", lambda: "this kernel has no KSM"):
