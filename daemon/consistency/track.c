@@ -77,11 +77,12 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 	/* If a truncate voided bytes, the replica still has the old ones. */
 	bool current = r->seen == v->t->home_id && r->cut == GAIA_PAGE;
 
-	/* There is nothing that could tell what to keep of it. */
-	if ((r->flags & REPLICA_FRESH) && r->cut == GAIA_PAGE)
-		return write && others_ahead(v, self) ? TRACK_FETCH : TRACK_NOTHING;
+	/* Also for who overwrites the page: what he stores from now on comes after what they released, and must not meet that in a merge. */
 	if (others_ahead(v, self))
 		return TRACK_FETCH;
+	/* There is nothing that could tell what to keep of it. */
+	if ((r->flags & REPLICA_FRESH) && r->cut == GAIA_PAGE)
+		return TRACK_NOTHING;
 	if (r->flags & REPLICA_AHEAD) {
 		if (!current)
 			return TRACK_FETCH;

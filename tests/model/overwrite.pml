@@ -41,6 +41,7 @@
 #define CUT_WHOLE 10	/* what lies behind a cut is published with the rest */
 #define KEEP_FRESH 11	/* a page whose overwriter died stays what it was */
 #define KEEP_LEFT 12	/* what a dead client left counts as the file's when an acquire of what is ready is given up */
+#define FRESH_ALONE 13	/* an acquire to read a page that its device overwrites leaves what another one released to a merge with what is stored after it */
 
 #ifndef FAULT
 #define FAULT NO_FAULT
@@ -336,7 +337,7 @@ bool over_too, meets[3];
 inline plan(d, write)
 {
 	if
-	:: r[d].fresh && r[d].cut == PAGE -> step = ((write) && r[1 - d].ahead -> STEP_FETCH : STEP_NOTHING)
+	:: r[d].fresh && r[d].cut == PAGE -> step = (r[1 - d].ahead && ((write) || FAULT != FRESH_ALONE) -> STEP_FETCH : STEP_NOTHING)
 	:: else ->
 		if
 		:: r[1 - d].ahead -> step = STEP_FETCH
@@ -474,6 +475,8 @@ inline acquire(c, d, write, overwriting)
 	:: else
 	fi;
 	bring(d, write, overwriting);
+	before[d].at[0] = rival[d].at[0];
+	before[d].at[1] = rival[d].at[1];
 	finds(d, 0, overwriting);
 	finds(d, 1, overwriting);
 	meets[c] = write && r[d].fresh;
@@ -587,6 +590,7 @@ inline store(c, d, b)
 	spent[2 * c + b] = true;
 	stores[c]++;
 	claim[d].at[b] = (r[d].cut <= b -> MAY : STORED);
+	comes_after(d, b);
 	r[d].mem = PUT(r[d].mem, b, OF_CLIENT + c)
 }
 
@@ -594,6 +598,7 @@ inline store(c, d, b)
 inline store_initial(c, d, b)
 {
 	claim[d].at[b] = (r[d].cut <= b || claim[d].at[b] == MAY -> MAY : WHOLE);
+	comes_after(d, b);
 	r[d].mem = PUT(r[d].mem, b, INITIAL)
 }
 

@@ -3,7 +3,8 @@
  *
  * A byte's value says who wrote it. Of each byte is known what the file may have now; of each device, what its memory has that was not
  * released, and whether that must be published. Unlike in oracle.pml it is known how races end: a release wins over CPU programs, and an
- * overwriter's over all that was written since its acquire. Only of releases by two devices at the same time either may win.
+ * overwriter's over all that was written since its acquire. Only of releases by two devices at the same time either may win; and not if what
+ * one of them stored came after an acquire that saw the other.
  *
  * Left open, as the daemon's README says: what an overwriter stores as it was, in a page that was current, once others' bytes were brought.
  */
@@ -16,6 +17,7 @@ bool overwrites[3];	/* from the end of its acquire until all was published, or o
 typedef values { byte at[2] };
 values file;		/* what byte b may be now: more than one value where it is not known yet how a race ends */
 values rival[2];	/* what another device released while this one may have been writing */
+values before[2];	/* of these, what was released before the device's last acquire */
 values public;		/* what ever was the file's */
 
 #define DECIDE(b, v) assert(file.at[b] & BIT(v)); file.at[b] = BIT(v)
@@ -25,7 +27,9 @@ inline now_is(b, v)
 	file.at[b] = BIT(v);
 	public.at[b] = public.at[b] | BIT(v);
 	rival[0].at[b] = 0;
-	rival[1].at[b] = 0
+	rival[1].at[b] = 0;
+	before[0].at[b] = 0;
+	before[1].at[b] = 0
 }
 
 /* [3], [5], [6], [15]: a release publishes a byte, or may. */
@@ -33,7 +37,15 @@ inline published(d, b, must)
 {
 	file.at[b] = BIT(BYTE(r[d].mem, b)) | rival[d].at[b] | (must -> 0 : file.at[b]);
 	public.at[b] = public.at[b] | BIT(BYTE(r[d].mem, b));
-	rival[1 - d].at[b] = rival[1 - d].at[b] | BIT(BYTE(r[d].mem, b))
+	rival[1 - d].at[b] = rival[1 - d].at[b] | BIT(BYTE(r[d].mem, b));
+	before[1 - d].at[b] = before[1 - d].at[b] & ~BIT(BYTE(r[d].mem, b))
+}
+
+/* [4]: what the device stores does not race with what its last acquire saw. */
+inline comes_after(d, b)
+{
+	rival[d].at[b] = rival[d].at[b] & ~before[d].at[b];
+	before[d].at[b] = 0
 }
 
 /* Client @c releases what it held for writing; @others of its device are overwriting the page as well. */

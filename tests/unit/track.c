@@ -81,6 +81,9 @@ Test(track_plan, is_this_table)
 		  TRACK_NOTHING },
 		/* Its writers were discarded: what was released is in the snapshot only. */
 		{ REPLICA_PRESENT | REPLICA_AHEAD | REPLICA_SNAPPED, 0, TRACK_FETCH, TRACK_FETCH },
+		/* All of it counts as written; but not as written at the same time as what others released before this acquire. */
+		{ REPLICA_PRESENT | REPLICA_FRESH, SELF_OLD | WRITERS, TRACK_NOTHING, TRACK_NOTHING },
+		{ REPLICA_PRESENT | REPLICA_FRESH, SELF_OLD | WRITERS | OTHER_AHEAD, TRACK_FETCH, TRACK_FETCH },
 	};
 
 	for (unsigned k = 0; k < ARRAY_LEN(rows); k++) {
