@@ -2,6 +2,9 @@
  * bfs.c - breadth-first search in a graph that need not fit in memory: its file is memory, and only one byte a vertex, its
  * level, is kept besides. Then check the levels against the graph, read another way.
  *
+ * The search itself says which page leaves when another needs its memory: a level is a sweep over the file, so what it has just passed
+ * is what it needs last.
+ *
  *	cc -O2 -pthread bfs.c -o bfs $(pkg-config --cflags --libs gaiaclient)
  *	./bfs --make 22 --budget 128M graph
  */
@@ -12,17 +15,28 @@
 #define UNREACHED 255
 #define SHARE 4096u /* vertices that a thread takes at a time */
 
+struct searcher {
+	struct search *search;
+	pthread_t id;
+
+	/* What lies before is not needed any more on this level. Atomic. */
+	uint64_t vertex, edge;
+};
+
 struct search {
 	/* Constant. */
 	const uint64_t *offsets;
 	const uint32_t *edges;
-	uint64_t vertices;
+	uint64_t vertices, n_edges;
 	unsigned threads;
 	pthread_barrier_t barrier;
+	struct searcher *searchers; /* one a thread */
+	uint64_t page_size;
 
 	/* Atomic. */
 	uint8_t *levels;
 	uint64_t next; /* vertex that no thread has taken */
+	uint64_t edge; /* how far the edges have been passed, where somebody is furthest */
 	bool found;    /* a vertex of the level that comes next */
 
 	/* Of one thread, between barriers. */
@@ -30,16 +44,29 @@ struct search {
 	bool done;
 };
 
-/* All edges of the vertices of this level that a share has. */
-static bool search_share(struct search *search, uint64_t from, uint64_t to)
+static void now_at(struct searcher *self, uint64_t vertex, uint64_t edge)
 {
+	__atomic_store_n(&self->vertex, vertex, __ATOMIC_RELAXED);
+	__atomic_store_n(&self->edge, edge, __ATOMIC_RELAXED);
+}
+
+/* All edges of the vertices of this level that a share has. */
+static bool search_share(struct searcher *self, uint64_t from, uint64_t to)
+{
+	struct search *search = self->search;
 	uint8_t level = search->level;
 	bool found = false;
 
+	now_at(self, from, __atomic_load_n(&search->edge, __ATOMIC_RELAXED));
 	for (uint64_t v = from; v < to; v++) {
+		uint64_t e, end;
+
 		if (__atomic_load_n(&search->levels[v], __ATOMIC_RELAXED) != level)
 			continue;
-		for (uint64_t e = search->offsets[v]; e < search->offsets[v + 1]; e++) {
+		e = search->offsets[v];
+		end = search->offsets[v + 1];
+		now_at(self, v, e);
+		for (; e < end; e++) {
 			uint8_t *other = &search->levels[search->edges[e]];
 
 			/* Whoever else finds it now finds it on the same level. */
@@ -48,13 +75,15 @@ static bool search_share(struct search *search, uint64_t from, uint64_t to)
 				found = true;
 			}
 		}
+		__atomic_store_n(&search->edge, end, __ATOMIC_RELAXED);
 	}
 	return found;
 }
 
 static void *search_levels(void *arg)
 {
-	struct search *search = arg;
+	struct searcher *self = arg;
+	struct search *search = self->search;
 
 	for (;;) {
 		bool found = false;
@@ -63,7 +92,7 @@ static void *search_levels(void *arg)
 		while ((from = __atomic_fetch_add(&search->next, SHARE, __ATOMIC_RELAXED)) < search->vertices) {
 			uint64_t to = from + SHARE < search->vertices ? from + SHARE : search->vertices;
 
-			found |= search_share(search, from, to);
+			found |= search_share(self, from, to);
 		}
 		if (found)
 			__atomic_store_n(&search->found, true, __ATOMIC_RELAXED);
@@ -72,6 +101,9 @@ static void *search_levels(void *arg)
 			search->level++;
 			search->found = false;
 			search->next = 0;
+			search->edge = 0;
+			for (unsigned i = 0; i < search->threads; i++)
+				now_at(&search->searchers[i], 0, 0);
 		}
 		pthread_barrier_wait(&search->barrier);
 		if (search->done)
@@ -81,20 +113,115 @@ static void *search_levels(void *arg)
 
 static void run_search(struct search *search)
 {
-	pthread_t *threads = calloc(search->threads, sizeof(*threads));
-
-	if (!threads)
-		err(1, "calloc");
 	pthread_barrier_init(&search->barrier, NULL, search->threads);
 	for (unsigned i = 0; i < search->threads; i++) {
-		if ((errno = pthread_create(&threads[i], NULL, search_levels, search)))
+		if ((errno = pthread_create(&search->searchers[i].id, NULL, search_levels, &search->searchers[i])))
 			err(1, "pthread_create");
 	}
 	for (unsigned i = 0; i < search->threads; i++)
-		pthread_join(threads[i], NULL);
+		pthread_join(search->searchers[i].id, NULL);
 	pthread_barrier_destroy(&search->barrier);
-	free(threads);
 }
+
+#ifndef UMAP_H
+/* ---- which page leaves ---- */
+
+#define NO_SLOT UINT32_MAX
+
+struct slots {
+	const struct search *search;
+	uint32_t n;
+	struct {
+		uint64_t page;
+		bool may_leave; /* there, and not chosen yet */
+	} slot[];
+};
+
+static void *slots_create(void *arg, uint32_t n)
+{
+	struct slots *slots = calloc(1, sizeof(*slots) + n * sizeof(slots->slot[0]));
+
+	if (slots) {
+		slots->search = arg;
+		slots->n = n;
+	}
+	return slots;
+}
+
+static void slot_inserted(void *state, uint32_t slot, uint64_t page)
+{
+	struct slots *slots = state;
+
+	slots->slot[slot].page = page;
+	slots->slot[slot].may_leave = true;
+}
+
+static void slot_hit(void *state, uint32_t slot)
+{
+	struct slots *slots = state;
+
+	slots->slot[slot].may_leave = true;
+}
+
+static void slot_removed(void *state, uint32_t slot, int evicted)
+{
+	struct slots *slots = state;
+
+	slots->slot[slot].may_leave = false;
+}
+
+/* How much of a sweep over n pages that has come to page `at` is left until it comes to this one, on this level or the next: 0 to 1. */
+static double until(uint64_t page, uint64_t at, uint64_t n)
+{
+	return (double)(page >= at ? page - at : page + n - at) / (double)n;
+}
+
+/* That which is needed last. */
+static uint32_t slot_victim(void *state)
+{
+	struct slots *slots = state;
+	const struct search *search = slots->search;
+	uint64_t per_page = search->page_size, vertex = UINT64_MAX, edge = UINT64_MAX;
+	uint64_t edges_from = graph_size(search->vertices, 0) / per_page, pages = graph_size(search->vertices, search->n_edges) / per_page + 1;
+	uint32_t last = NO_SLOT;
+	double longest = -1;
+
+	for (unsigned i = 0; i < search->threads; i++) {
+		uint64_t v = __atomic_load_n(&search->searchers[i].vertex, __ATOMIC_RELAXED);
+		uint64_t e = __atomic_load_n(&search->searchers[i].edge, __ATOMIC_RELAXED);
+
+		vertex = v < vertex ? v : vertex;
+		edge = e < edge ? e : edge;
+	}
+	vertex = graph_size(vertex, 0) / per_page;
+	edge = graph_size(search->vertices, edge) / per_page;
+	for (uint32_t i = 0; i < slots->n; i++) {
+		uint64_t page = slots->slot[i].page;
+		double how_long;
+
+		if (!slots->slot[i].may_leave)
+			continue;
+		how_long = page < edges_from ? until(page, vertex, edges_from) : until(page, edge, pages - edges_from);
+		if (how_long > longest) {
+			longest = how_long;
+			last = i;
+		}
+	}
+	if (last != NO_SLOT)
+		slots->slot[last].may_leave = false;
+	return last;
+}
+
+static const struct gaia_umap_policy passed_first = {
+	.size = sizeof(passed_first),
+	.create = slots_create,
+	.destroy = free,
+	.inserted = slot_inserted,
+	.hit = slot_hit,
+	.victim = slot_victim,
+	.removed = slot_removed,
+};
+#endif
 
 /* The first vertex that has edges. */
 static uint64_t root_of(const uint64_t *offsets, uint64_t vertices)
@@ -142,7 +269,7 @@ int main(int argc, char **argv)
 					       "usage: bfs [OPTIONS] FILE\n"
 					       "Searches the graph in FILE breadth first.\n" OPTIONS_TEXT
 					       "  --make SCALE       make FILE first: an R-MAT graph of 2^SCALE vertices\n");
-	struct search search = {.threads = options.threads};
+	struct search search = {.threads = options.threads, .page_size = options.page_size};
 	uint64_t root, reached = 0, sum = 0;
 	struct graph_head head;
 	void *memory;
@@ -156,13 +283,23 @@ int main(int argc, char **argv)
 	if (fd < 0 || pread(fd, &head, sizeof(head), 0) != sizeof(head) || head.magic != GRAPH_MAGIC)
 		err(1, "%s: not a graph", options.path);
 	search.vertices = head.vertices;
+	search.n_edges = head.edges;
 	search.levels = malloc(head.vertices);
-	if (!search.levels)
+	search.searchers = calloc(search.threads, sizeof(search.searchers[0]));
+	if (!search.levels || !search.searchers)
 		err(1, "malloc");
+	for (unsigned i = 0; i < search.threads; i++)
+		search.searchers[i].search = &search;
 	memset(search.levels, UNREACHED, head.vertices);
 	size = graph_size(head.vertices, head.edges);
 	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 
+#ifndef UMAP_H
+	struct gaia_umap_policy policy = passed_first;
+
+	policy.arg = &search;
+	options.policy = &policy;
+#endif
 	start = seconds_now();
 	memory = map_memory(&options, fd, size, PROT_READ);
 	search.offsets = graph_offsets(memory);
@@ -185,6 +322,7 @@ int main(int argc, char **argv)
 	printf("verified\n");
 	munmap(memory, size);
 	free(search.levels);
+	free(search.searchers);
 	close(fd);
 	return 0;
 }

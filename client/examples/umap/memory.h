@@ -34,6 +34,9 @@ struct options {
 	unsigned threads;
 	uint64_t make; /* make the file first: how large, in the program's own unit. 0: it is there */
 	const char *path;
+#ifndef UMAP_H
+	const struct gaia_umap_policy *policy; /* of the program; NULL: the library's */
+#endif
 };
 
 #define OPTIONS_TEXT                                                                                                                       \
@@ -141,6 +144,7 @@ static inline void *map_memory(const struct options *options, int fd, size_t len
 			.flags = options->by_threads ? 0 : GAIA_UMAP_BY_SIGNAL,
 			.page_size = options->page_size,
 			.budget = options->budget,
+			.policy = options->policy,
 			.segments = &segment,
 			.n_segments = 1,
 		};
