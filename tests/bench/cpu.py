@@ -4,8 +4,9 @@ scripts/bench cpu: what legacy programs pay for working under a gaiafs mount.
 
 Every figure is the ratio of two rates that were taken in one round, one right after the other.
 
-With --watched: what it costs that somebody looks on. The same works on three mounts that are the same, of which one's metrics are scraped each
-second while `gaia top` shows it. How far the other two are apart is how far this one may be.
+With --watched, --tiers or --before: what one change costs. The same works on three mounts, of which two are the same and the third differs
+by that: its metrics are scraped each second while `gaia top` shows it; it has parked and equal pages; or it is this version, and they are an
+earlier one. How far the two are apart is how far it may be.
 """
 
 import argparse
@@ -39,8 +40,8 @@ NATIVE, LL, HP = "native", "ll", "hp"
 PEERS = [LL, HP]
 NAMES = {NATIVE: "native", LL: "libfuse ll", HP: "libfuse hp"}
 NAMES.update({way: way for way in WAYS})
-WATCHED, SECOND = "watched", "second"
-NAMES.update({WATCHED: WAYS[0] + ", watched", SECOND: WAYS[0] + ", again"})
+CHANGED, SECOND = "changed", "second"
+NAMES[SECOND] = WAYS[0] + ", again"
 NAMES.update({str(count): "%d device%s" % (count, "s" * (count != 1)) for count in DEVICE_COUNTS})
 # What devices map: for the first time (with auto such a file is still in passthrough), and again, the last one
 # to write it.
@@ -88,8 +89,8 @@ def make_peers(build, place, missing):
         yield Peer(name, place, command, passes_through=name == HP and not why_not)
 
 
-class WatchedRow(Row):
-    """A row whose goal is what was measured: watched it is not slower than unwatched by more than two that are unwatched differ."""
+class ChangedRow(Row):
+    """A row whose goal is what was measured: changed it is not slower than unchanged by more than two that are unchanged differ."""
 
     def __init__(self, section, title, unit):
         super().__init__(section, title, unit, NATIVE)
@@ -104,13 +105,18 @@ class WatchedRow(Row):
         pass
 
     def judge(self, peers):
-        ratio = self.ratio(WATCHED, WAYS[0])
-        return [Judged(goal, WATCHED, ratio, goal.verdict(ratio)) for goal in self.goals]
+        ratio = self.ratio(CHANGED, WAYS[0])
+        return [Judged(goal, CHANGED, ratio, goal.verdict(ratio)) for goal in self.goals]
 
 
 class Bench:
     def __init__(self, args):
         self.args = args
+        # What the third mount differs by; None: there are peers instead.
+        self.change = "watched" if args.watched else "parked and equal pages" if args.tiers else "now" if args.before else None
+        NAMES[CHANGED] = "%s, %s" % (WAYS[0], self.change)
+        NAMES[WAYS[0]] = WAYS[0] + ", before" if args.before else WAYS[0]
+        self.subject = CHANGED if self.change else WAYS[0]
         self.machine = None
         self.undisturbed = False
         self.size = 64 * MIB if args.quick else 256 * MIB
@@ -143,8 +149,8 @@ class Bench:
         native = System(NATIVE, self.place)
         self.start(native)
         self.systems.append(native)
-        if args.watched:
-            self.start_watched()
+        if self.change:
+            self.start_changed()
             return
         for peer in make_peers(args.build, self.place, self.missing):
             if self.start(peer):
@@ -162,20 +168,25 @@ class Bench:
             if self.start(system, ["data"]):
                 self.counted.append(system)
 
-    def start_watched(self):
-        metrics = os.path.join(self.place, "metrics")
-        for name in WAYS[0], WATCHED, SECOND:
-            options = ["--device", "sim:%dM" % (self.size // MIB * 4), "--cpu-cache", WAYS[0]]
-            system = Gaiafs(name, self.place, self.args.build, options + (["--metrics", "unix:" + metrics] if name == WATCHED else []))
+    def start_changed(self):
+        args, metrics = self.args, os.path.join(self.place, "metrics")
+        for name in WAYS[0], CHANGED, SECOND:
+            changed = name == CHANGED
+            options = ["--device", "sim:%dM%s" % (self.size // MIB * 4, ",cache=auto" if changed and args.tiers else ""), "--cpu-cache", WAYS[0]]
+            if changed and args.watched:
+                options += ["--metrics", "unix:" + metrics]
+            if changed and args.tiers:
+                options += ["--dedup", "home"]
+            system = Gaiafs(name, self.place, args.build if changed or not args.before else args.before, options)
             if not self.start(system):
                 raise RuntimeError(self.missing[name])
             self.systems.append(system)
             self.hold_files(system)
-            if name == WATCHED:
+            if changed and args.watched:
                 self.stack.callback(Watched(system, metrics).stop)
 
     def hold_files(self, system):
-        if system.shown_as() != (WAYS[0] if self.args.watched else system.name):
+        if system.shown_as() != (WAYS[0] if self.change else system.name):
             self.missing[system.name] = "it is %s here, see its log" % system.shown_as()
         holder = self.program("holder")
         for name in MAPPED, AGAIN, RELEASED_FILE:
@@ -215,7 +226,7 @@ class Bench:
         self.add(self.row(section, title, "bytes", goals), self.systems, fio)
 
     def row(self, section, title, unit, goals):
-        return WatchedRow(section, title, unit) if self.args.watched else Row(section, title, unit, NATIVE, goals, [WAYS[0]])
+        return ChangedRow(section, title, unit) if self.change else Row(section, title, unit, NATIVE, goals, [WAYS[0]])
 
     def reads(self):
         section = "read a file that no device maps"
@@ -391,7 +402,7 @@ class Bench:
         self.reads()
         self.writes()
         self.shared_with_devices()
-        if not self.args.watched:
+        if not self.change:
             self.device_counts()
         self.names()  # last: what comes after may take as long, for all that is known
         if not self.works:
@@ -409,7 +420,7 @@ class Bench:
                 "file_mib": self.size // MIB, "versions": report.versions(args.build),
                 "machine": self.machine, "undisturbed": self.undisturbed, "missing": self.missing,
                 "left_out_by_quick": self.left_by_quick, "left_out_by_time": self.left_by_time,
-                "watched": args.watched, "goals_are_of": WATCHED if args.watched else WAYS[0]}
+                "change": self.change, "goals_are_of": self.subject}
 
     def print_head(self, facts):
         print(report.machine_text(facts) + "; other programs %s" %
@@ -441,7 +452,7 @@ class Bench:
         self.print_head(facts)
         for rows, names, peers in (ours, columns, PEERS), (counts, counts_columns, []):
             if rows:
-                print("\n".join(report.table(rows, names, NAMES, peers, WATCHED if self.args.watched else WAYS[0])))
+                print("\n".join(report.table(rows, names, NAMES, peers, self.subject)))
                 pages.append("\n".join(report.markdown(rows, names, NAMES, peers)) + "\n")
         self.print_left_out(rounds)
         report.write_json(os.path.join(out, "cpu.json"), facts, self.rows, PEERS)
@@ -453,10 +464,13 @@ class Bench:
         return report.say_goals(self.rows, PEERS, NAMES)
 
 
-def arguments():
+def arguments(given=None):
     parser = argparse.ArgumentParser(prog="scripts/bench cpu", add_help=False)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--watched", action="store_true")
+    change = parser.add_mutually_exclusive_group()
+    change.add_argument("--watched", action="store_true")
+    change.add_argument("--tiers", action="store_true")
+    change.add_argument("--before")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=9)
@@ -464,7 +478,7 @@ def arguments():
     parser.add_argument("--dir", default=tempfile.gettempdir())
     parser.add_argument("--build", required=True)
     parser.add_argument("--seconds", type=float, default=0)
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def main():

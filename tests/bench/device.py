@@ -68,10 +68,13 @@ class Sizes:
 
 
 class Mount(pairs.Mount):
-    """With ../paths.c, which maps files of it."""
+    """With ../paths.c, which maps files of it; with --tiers also with parked pages, and equal ones looked for."""
 
-    def __init__(self, *args, **more):
-        super().__init__(*args, **more)
+    def __init__(self, bench, name, device, home, *options, **more):
+        if bench.args.tiers:
+            device += ",cache=auto"
+            options += ("--dedup", "home")
+        super().__init__(bench, name, device, home, *options, **more)
         self.worker = self.new_worker()
 
     def new_worker(self, user=None):
@@ -95,6 +98,8 @@ class Bench(PairsBench):
         self.large_works = []  # those that need most memory, and time to begin
         self.files = {}  # of the first mount's: size -> number of the mapping
         self.memory = {}  # bandwidths, measured once
+        if args.tiers:
+            self.device += "; with parked pages and --dedup home"
 
     def program(self, name):
         return os.path.join(self.args.build, "tests", "bench", name)
@@ -488,7 +493,9 @@ class Bench(PairsBench):
 
 
 def arguments(given=None):
-    return parser_of(Bench.name).parse_args(given)
+    parser = parser_of(Bench.name)
+    parser.add_argument("--tiers", action="store_true")
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":

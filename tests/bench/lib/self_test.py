@@ -91,14 +91,14 @@ class Judging(unittest.TestCase):
         self.assertEqual(verdicts(row), [MET])
 
 
-class WatchedRows(unittest.TestCase):
+class ChangedRows(unittest.TestCase):
     """The goal is what a second mount that is the same allows."""
 
     @staticmethod
-    def verdict(watched, second):
-        row = cpu.WatchedRow("section", "title", "bytes")
-        for one, other in zip(watched, second):
-            row.add({cpu.NATIVE: 1, cpu.WAYS[0]: 1, cpu.WATCHED: one, cpu.SECOND: other})
+    def verdict(changed, second):
+        row = cpu.ChangedRow("section", "title", "bytes")
+        for one, other in zip(changed, second):
+            row.add({cpu.NATIVE: 1, cpu.WAYS[0]: 1, cpu.CHANGED: one, cpu.SECOND: other})
         return [judged.verdict for judged in row.judge([])]
 
     def test_as_far_apart_as_two_that_are_the_same(self):
@@ -113,11 +113,33 @@ class WatchedRows(unittest.TestCase):
     def test_not_measured(self):
         self.assertEqual(self.verdict([], []), [UNMEASURED])
 
+    def started(self, *options):
+        """(name, build, the daemon's options) of each mount."""
+        bench, started = cpu.Bench(cpu.arguments(["--build", "/now", *options])), []
+
+        def system(name, _place, build, options):
+            started.append((name, build, " ".join(options)))
+            return unittest.mock.Mock()
+        with unittest.mock.patch.multiple(cpu, Gaiafs=system, Watched=unittest.mock.Mock()):
+            with unittest.mock.patch.multiple(bench, start=lambda _: True, hold_files=lambda _: None, place="/place"):
+                bench.start_changed()
+        return started
+
+    def test_only_the_third_mount_is_changed(self):
+        for options, build, more in ((["--tiers"], "/now", "cache=auto .*--dedup home"), (["--watched"], "/now", "--metrics unix:"),
+                                     (["--before", "/then"], "/then", None)):
+            (one, changed, second) = self.started(*options)
+            self.assertEqual((one[0], changed[0], second[0]), (cpu.WAYS[0], cpu.CHANGED, cpu.SECOND))
+            self.assertEqual(one[1:], second[1:])
+            self.assertEqual((one[1], changed[1]), (build, "/now"))
+            if more:
+                self.assertRegex(changed[2], more)
+            self.assertEqual(changed[2] == one[2], not more)
+
 
 class DeviceCounts(unittest.TestCase):
     def bench(self):
-        Args = collections.namedtuple("Args", "quick watched only build")
-        bench = cpu.Bench(Args(True, False, "", "/nowhere"))
+        bench = cpu.Bench(cpu.arguments(["--build", "/nowhere", "--quick"]))
         bench.device_counts()
         return bench
 
@@ -310,8 +332,7 @@ class WhatIsSaid(unittest.TestCase):
         self.assertEqual(report.status(said, check=True), 0)
 
     def test_what_only_leaves_out_is_not_measured(self):
-        Args = collections.namedtuple("Args", "quick watched only build")
-        bench = cpu.Bench(Args(False, False, "random 4 KiB, mmap", "/nowhere"))
+        bench = cpu.Bench(cpu.arguments(["--build", "/nowhere", "--only", "random 4 KiB, mmap"]))
         for add in (bench.reads, bench.writes, bench.shared_with_devices, bench.names,
                     bench.device_counts):
             add()
@@ -319,10 +340,9 @@ class WhatIsSaid(unittest.TestCase):
         self.assertEqual({verdict for _, _, verdict in self.said(*bench.rows)}, {UNMEASURED})
 
     def test_what_only_root_can_do_is_not_measured(self):
-        Args = collections.namedtuple("Args", "quick watched only build")
         works = {}
         for root in True, False:
-            bench = cpu.Bench(Args(False, False, "", "/nowhere"))
+            bench = cpu.Bench(cpu.arguments(["--build", "/nowhere"]))
             with unittest.mock.patch.object(cpu, "may_drop_caches", lambda root=root: root):
                 bench.reads()
                 bench.names()
