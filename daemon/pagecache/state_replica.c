@@ -70,56 +70,48 @@ bool replica_alone_has(const struct replica *rep, unsigned i)
 	return (r->flags & (REPLICA_AHEAD | REPLICA_SNAPPED)) == REPLICA_AHEAD && r->seen == rep->chunk->track->page[i].home_id;
 }
 
-static unsigned position(const struct replica *rep)
+/* The page as this replica has to look at it, which is at *self. What is lost with its device does not matter to who overwrites it. */
+static struct page_view own_view(const struct replica *rep, unsigned i, bool over, struct page_replica **buf, unsigned *self)
 {
-	unsigned self = 0;
-
-	while (rep->chunk->replica[self] != rep)
-		self++;
-	return self;
-}
-
-/* The plan for a page that will be overwritten. What is lost with its device does not matter to who does so. */
-static enum track_step plan_overwrite(struct replica *rep, unsigned i, bool held)
-{
-	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	const struct chunk *ch = rep->chunk;
 	struct page_view v = { &ch->track->page[i], buf, 0 };
-	unsigned self = 0;
 
+	over |= replica_is_fresh(rep, i);
+	*self = 0;
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
 		if (ch->replica[k] == rep)
-			self = v.n;
-		else if (atomic_load(&ch->replica[k]->dev->gone))
+			*self = v.n;
+		else if (over && atomic_load(&ch->replica[k]->dev->gone))
 			continue;
 		buf[v.n++] = &ch->replica[k]->page[i];
 	}
-	return track_plan_overwrite(&v, self, held);
+	return v;
 }
 
 enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 {
 	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v;
+	unsigned self;
 
 	/* The usual end of an acquire: it has just been sent, and is the only one. */
 	if (rep->chunk->n_replicas == 1 && replica_is_home(rep, i))
 		return TRACK_NOTHING;
-	v = state_view(rep->chunk, i, buf);
-	return track_plan(&v, position(rep), write);
+	v = own_view(rep, i, false, buf, &self);
+	return track_plan(&v, self, write);
 }
 
 unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, const uint64_t *over, bool write, uint8_t *step)
 {
 	struct page_replica *buf[CACHE_MAX_REPLICAS];
-	unsigned self = position(rep), steps = 0;
+	unsigned self, steps = 0;
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
 
 	replica_held(rep, a, b, held);
 	for (unsigned i = a; (i = bits_first(pages, i, b)) < b; i++) {
-		struct page_view v = state_view(rep->chunk, i, buf);
+		struct page_view v = own_view(rep, i, bit_test(over, i), buf, &self);
 
-		step[i] = (uint8_t)(bit_test(over, i) ? plan_overwrite(rep, i, bit_test(held, i)) : track_plan(&v, self, write));
+		step[i] = (uint8_t)(bit_test(over, i) ? track_plan_overwrite(&v, self, bit_test(held, i)) : track_plan(&v, self, write));
 		/* A plain copy may show anything until it has landed: a mapping that holds the page must not see that. */
 		if (step[i] == TRACK_SEND && bit_test(held, i))
 			step[i] = TRACK_PULL;

@@ -846,7 +846,7 @@ Test(overwrite, of_what_a_higher_device_had_released)
 
 Test(overwrite, of_what_was_lost_with_another_device)
 {
-	struct client *lost, *cl;
+	struct client *lost, *cl, *other;
 
 	begin_stored(2, 'w');
 	lost = new_client(0);
@@ -858,6 +858,13 @@ Test(overwrite, of_what_was_lost_with_another_device)
 	cr_assert_neq(cpu_fsync(kf), 0);
 	overwrite(cl, 0, 1);
 	fill(cl, 0, 'd');
+	/* Nor does it matter to who acquires the page besides, or another one of the chunk for the first time. */
+	cr_assert_eq(client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
+	release(cl, 0, 1);
+	other = new_client(1);
+	cr_assert_eq(client_acquire(other, AT(5), GAIA_PAGE, GAIA_PROT_READ), 0);
+	release(cl, 0, 1);
 	release(cl, 0, 1);
 	expect_page_cpu(0, 'd');
 	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, AT(1)), -EIO);
