@@ -420,12 +420,20 @@ class Bench:
                 "file_mib": self.size // MIB, "versions": report.versions(args.build),
                 "machine": self.machine, "undisturbed": self.undisturbed, "missing": self.missing,
                 "left_out_by_quick": self.left_by_quick, "left_out_by_time": self.left_by_time,
-                "change": self.change, "goals_are_of": self.subject}
+                "change": self.change, "before": self.before(), "goals_are_of": self.subject}
+
+    def before(self):
+        """The earlier version, or None. Its commit is known if the build is in its checkout."""
+        build = self.args.before
+        return build and {"gaiafs": report.line_of(os.path.join(build, "daemon", "gaiafs"), "--version"),
+                          "commit": report.line_of("git", "-C", build, "describe", "--always", "--dirty")}
 
     def print_head(self, facts):
         print(report.machine_text(facts) + "; other programs %s" %
               ("went after" if self.undisturbed else "were not held back"))
         print(report.versions_text(facts))
+        if facts["before"]:
+            print("before: %(gaiafs)s, commit %(commit)s" % facts["before"])
         print("%d whole rounds, files of %d MiB. First the native rate, then how many times that rate "
               "(median ± half the distance of the quartiles)." % (facts["rounds"], facts["file_mib"]))
         print(report.LEGEND)

@@ -27,7 +27,7 @@ import real_data
 from command import parser_of
 from instructions import count_instructions
 from pairs import OURS, PEER, PairsBench, Worker, main
-from rounds import Progress, TimeLimit, run_rounds, turn
+from rounds import SPREAD_FROM, Progress, TimeLimit, run_rounds, turn
 from systems import MIB, Gaiafs, Lacking, Missing, detach, run
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -192,7 +192,7 @@ class Bench(PairsBench):
         self.sizes = Sizes(args)
         self.counted_rows = []
         self.data = []  # works that are done once, when the others have been done once
-        self.curves = []  # works whose rows have no goal: for the plot, done last
+        self.curves = []  # works whose rows have no goal: for the plot, done once, when the others have spreads
         self.shown = {}  # of the plot: rows, by what they show
         self.made = {}  # directories of real data, or why there is none
 
@@ -476,7 +476,8 @@ class Bench(PairsBench):
         progress, limit = Progress(), TimeLimit(self.args.seconds)
         most = self.args.rounds if self.works else 0
         rounds = 0
-        for works, times in (self.counts, 1), (self.works, min(most, 1)), (self.data, 1), (self.curves, 1), (self.works, most - 1):
+        for works, times in ((self.counts, 1), (self.works, min(most, 1)), (self.data, 1), (self.works, min(most, SPREAD_FROM) - 1), (self.curves, 1),
+                             (self.works, most - SPREAD_FROM)):
             done, left = run_rounds(works, max(times, 0), limit, progress, rounds if works is self.works else 0)
             self.left_by_time += left
             rounds += done if works is self.works else 0

@@ -237,7 +237,7 @@ class Bench:
         for system in turn(self.systems(), rnd):
             def rate(page_size, system=system):
                 self.forget(path)
-                said = self.ask(system, "umap-bfs", [], path, page_size, budget, self.limit_for(budget, 64 * KIB))
+                said = self.ask(system, "umap-bfs", [], path, page_size, budget, self.limit_for(budget, 256 * KIB))
                 sums.add(said.split("sum ")[1].split()[0])
                 return int(said.split(" edges")[0].split()[-1]) / self.seconds(said)
             rates[system] = self.best(system, [64 * KIB, MIB], 64 * KIB, rate)

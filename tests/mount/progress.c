@@ -65,6 +65,7 @@ static void release_all(char byte)
 		close(fd);
 		if (known[i] < 0)
 			known[i] = openat(both_root[ON_MOUNT], names[i], O_PATH | O_CLOEXEC);
+		cr_assert(known[i] >= 0);
 		a = actor_start(names[i], SIZE, 0);
 		actor_ok(a, ACQUIRE, 0, SIZE, RW);
 		actor_ok(a, STORE, 0, SIZE, byte);

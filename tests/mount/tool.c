@@ -110,8 +110,8 @@ EACH_WAY_BARE(tool, trees_and_lists_of_files)
 	start();
 	shell_ok(mnt.path, "mkdir -p d/e && head -c 4M f > d/a && head -c 10000 f > d/e/b && : > d/nothing && ln -s ../f d/link && mkfifo d/pipe && echo x > out");
 	/* What the kernel forgets (others may drop its caches) the daemon drops. */
-	known[0] = openat(both_root[ON_MOUNT], "d/a", O_PATH);
-	known[1] = openat(both_root[ON_MOUNT], "d/e/b", O_PATH);
+	known[0] = openat(both_root[ON_MOUNT], "d/a", O_PATH | O_CLOEXEC);
+	known[1] = openat(both_root[ON_MOUNT], "d/e/b", O_PATH | O_CLOEXEC);
 	shell_ok(mnt.path, "\"$GAIA\" flush -r d && \"$GAIA\" evict -r d > /dev/null && \"$GAIA\" evict f out");
 	shell_ok(mnt.path, "\"$GAIA\" warm d --json > /dev/null && \"$GAIA\" warm f > /dev/null");
 	/* Else it is the kernel's memory that has them. */

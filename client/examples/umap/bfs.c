@@ -3,7 +3,7 @@
  * level, is kept besides. Then check the levels against the graph, read another way.
  *
  * The search itself says which page leaves when another needs its memory: a level is a sweep over the file, so what it has just passed
- * is what it needs last.
+ * is what it needs last. (With a policy of its own a region is never the memory of gaiafs itself, also not of a file on a mount.)
  *
  *	cc -O2 -pthread bfs.c -o bfs $(pkg-config --cflags --libs gaiaclient)
  *	./bfs --make 22 --budget 128M graph
@@ -36,7 +36,7 @@ struct search {
 	/* Atomic. */
 	uint8_t *levels;
 	uint64_t next; /* vertex that no thread has taken */
-	uint64_t edge; /* how far the edges have been passed, where somebody is furthest */
+	uint64_t edge; /* how far the edges have been passed by who was last to do so */
 	bool found;    /* a vertex of the level that comes next */
 
 	/* Of one thread, between barriers. */
@@ -94,6 +94,8 @@ static void *search_levels(void *arg)
 
 			found |= search_share(self, from, to);
 		}
+		/* Whoever is done needs nothing more. */
+		now_at(self, search->vertices, search->n_edges);
 		if (found)
 			__atomic_store_n(&search->found, true, __ATOMIC_RELAXED);
 		if (pthread_barrier_wait(&search->barrier) == PTHREAD_BARRIER_SERIAL_THREAD) {
@@ -127,10 +129,11 @@ static void run_search(struct search *search)
 /* ---- which page leaves ---- */
 
 #define NO_SLOT UINT32_MAX
+#define LOOK_AT_MOST 1024u /* slots for one that leaves: with more, those that follow each time */
 
 struct slots {
 	const struct search *search;
-	uint32_t n;
+	uint32_t n, next;
 	struct {
 		uint64_t page;
 		bool may_leave; /* there, and not chosen yet */
@@ -176,7 +179,7 @@ static double until(uint64_t page, uint64_t at, uint64_t n)
 	return (double)(page >= at ? page - at : page + n - at) / (double)n;
 }
 
-/* That which is needed last. */
+/* That which is needed last, of some. */
 static uint32_t slot_victim(void *state)
 {
 	struct slots *slots = state;
@@ -195,12 +198,15 @@ static uint32_t slot_victim(void *state)
 	}
 	vertex = graph_size(vertex, 0) / per_page;
 	edge = graph_size(search->vertices, edge) / per_page;
-	for (uint32_t i = 0; i < slots->n; i++) {
+	for (uint32_t tried = 0, looked = 0; tried < slots->n && looked < LOOK_AT_MOST; tried++) {
+		uint32_t i = slots->next;
 		uint64_t page = slots->slot[i].page;
 		double how_long;
 
+		slots->next = i + 1 < slots->n ? i + 1 : 0;
 		if (!slots->slot[i].may_leave)
 			continue;
+		looked++;
 		how_long = page < edges_from ? until(page, vertex, edges_from) : until(page, edge, pages - edges_from);
 		if (how_long > longest) {
 			longest = how_long;

@@ -213,24 +213,26 @@ def tiers_script(path, working_sets, batches, by_copies, by_updates, facts, pape
 
     panels = [bool(working_sets or batches), bool(by_copies), bool(by_updates)]
     out = ['set terminal pngcairo size %d,560 noenhanced font "sans,10"' % (90 + 470 * sum(panels)), "set output " + quote(path),
-           "set multiplot layout 1,%d title %s" % (sum(panels), quote("simulated device, and modelled storage\n%d whole rounds, %s"
+           "set multiplot layout 1,%d title %s" % (sum(panels), quote("simulated device, and modelled storage\n%d whole rounds; what has no goal once; %s"
                                                                      % (facts["rounds"], machine_text(facts)))),
            "set border 3", "set grid ytics", "set ytics nomirror", "set key top right inside", "set style fill solid", "set bmargin 5"]
     if panels[0]:
-        names, plots = [], []
+        # In the order of who has most of them.
+        names = list(dict.fromkeys(name for _, bars in sorted(working_sets, key=lambda bus: -len(bus[1])) for name, _ in bars))
+        plots = []
         for n, (title, bars) in enumerate(working_sets):
-            out += block("bus%d" % n, [(at + 0.3 * n, ratio) for at, (_, ratio) in enumerate(bars)])
+            out += block("bus%d" % n, [(names.index(name) + 0.3 * n, ratio) for name, ratio in bars])
             plots += ["$bus%d using 1:2 with boxes lc rgb '%s' title %s" % (n, COLOURS[(2, 3)[n % 2]], quote("gaiafs, bus of " + title)),
                       "$bus%d using 1:2:(sprintf('%%.2g', $2)) with labels font ',7' offset 0,0.6 notitle" % n]
-            names = [name for name, _ in bars]
         if batches:
             out += block("batch", [(len(names), batches)]) + block("paper", [(len(names) + 0.3, paper["batch"])])
             for name, colour, title in ("batch", COLOURS[4], "gaiafs, a page of a batch, in times of one alone"), ("paper", "#bbbbbb", "GRAM, in the paper"):
                 plots += ["$%s using 1:2 with boxes lc rgb '%s' title '%s'" % (name, colour, title.replace("'", "''")),
                           "$%s using 1:2:(sprintf('%%.2g', $2)) with labels font ',7' offset 0,0.6 notitle" % name]
             names = names + ["batches\nof 256"]
+        top = max([0.28, batches or 0] + [ratio for _, bars in working_sets for _, ratio in bars])
         out += ["set title " + quote("working set of home and 0.25 ... 1 of the device:\nread from storage, in times of no cache on the device"),
-                "set boxwidth 0.28", "set yrange [0:0.3]", "set xrange [-0.4:%g]" % (len(names) - 0.3),
+                "set boxwidth 0.28", "set yrange [0:%g]" % (1.1 * top), "set xrange [-0.4:%g]" % (len(names) - 0.3),
                 "set xtics nomirror (%s) scale 0" % ", ".join("%s %g" % (quote(name), at + 0.15) for at, name in enumerate(names)),
                 level(paper["most"]), level(paper["least"]),
                 "set label 'GRAM, in the paper: %.0f to %.0f %% less' at graph 0.02, first %g left offset 0,0.6 %s"
@@ -252,7 +254,7 @@ def tiers_script(path, working_sets, batches, by_copies, by_updates, facts, pape
             lines += 1
         at = [x for _, curve in curves for x, _ in curve]
         margin = 0.08 * (max(at) - min(at)) or 1
-        out += ["set title " + quote(titles[0]), "set xlabel " + quote(titles[1]), "set yrange [-0.1:1.5]",
+        out += ["set title " + quote(titles[0]), "set xlabel " + quote(titles[1]), "set yrange [-0.1:%g]" % (0.3 + max([1.2] + [y for _, curve in curves for _, y in curve])),
                 "set xrange [%g:%g]" % (min(at) - margin, max(at) + margin), "unset xtics", marks, level(1)]
         if curves is by_copies:
             out += block("dedu", paper["copies"])

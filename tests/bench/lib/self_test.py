@@ -714,15 +714,15 @@ class Tiers(unittest.TestCase):
         self.assertEqual(len(self.bench("--only", "packed").data), 2)
 
     def test_real_data_comes_after_the_first_round_of_what_has_goals(self):
-        bench, done = tiers.Bench(tiers.arguments(["--build", "/nowhere", "--rounds", "3"])), []
+        bench, done = tiers.Bench(tiers.arguments(["--build", "/nowhere", "--rounds", "4"])), []
 
         def works(name):
             return [(name, lambda rnd: done.append((name, rnd)))]
         for name in ("working_sets", "batches", "equal_pages", "shared_places", "real_data", "nothing_to_gain", "instructions"):
             setattr(bench, name, lambda: None)
         bench.works, bench.counts, bench.data, bench.curves = works("work"), works("count"), works("data"), works("curve")
-        self.assertEqual(bench.measure(), 3)
-        self.assertEqual(done, [("count", 0), ("work", 0), ("data", 0), ("curve", 0), ("work", 1), ("work", 2)])
+        self.assertEqual(bench.measure(), 4)
+        self.assertEqual(done, [("count", 0), ("work", 0), ("data", 0), ("work", 1), ("work", 2), ("curve", 0), ("work", 3)])
 
     def test_the_figures_have_the_papers_numbers_beside_what_was_measured(self):
         bench = tiers.Bench(tiers.arguments(["--build", "/nowhere", "--quick"]))
@@ -743,6 +743,8 @@ class Tiers(unittest.TestCase):
         self.assertEqual([points for _, points in by_updates],
                          [[(share, at["equal time", copies, share]) for share in (0, 16, 32, 64)] for copies in (1, 4)])
         text = "\n".join(plot.tiers_script("x.png", sets, batches, by_copies, by_updates, {"rounds": 1, "machine": MADE_UP_MACHINE}, tiers.PAPERS))
+        # The bar that is missing leaves its place empty.
+        self.assertIn("$bus0 << END\n0.000000 %f\n2.000000 %f\n3.000000 %f\nEND" % tuple(ratio for _, ratio in sets[0][1]), text)
         for what in "83 to 90 % less", "first 0.17 ", "first 0.1 ", "0.130000", "1.000000 1.050000", "4.000000 0.190000", "off above 32 to 64 %":
             self.assertIn(what, text)
         self.assertEqual(plot.draw_tiers("/nowhere/x.png", [], None, [], [], {}, tiers.PAPERS), [])
