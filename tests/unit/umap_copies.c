@@ -135,6 +135,71 @@ Test(umap_copies, what_is_stored_to_a_page_whose_rest_there_is_no_memory_for_is_
 	expect_in_child(lacks_the_rest);
 }
 
+/* ---- no block to read to ---- */
+
+#define BLOCKS 80
+
+static char *_Atomic to_give;
+static atomic_bool was_waited;
+
+/* The library's, too: where it tries again. */
+int sched_yield(void)
+{
+	char *block = atomic_exchange(&to_give, NULL);
+
+	if (block) {
+		was_waited = true;
+		umap_give_block(block);
+	}
+	return (int)syscall(SYS_sched_yield);
+}
+
+/* More of them than there are from the beginning. */
+static bool forbid_blocks(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 5),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MAX_BLOCK, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, PROT_NONE, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
+
+	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+static bool has_no_block(struct rig *rig)
+{
+	char *blocks[BLOCKS + 1];
+	unsigned n = 0;
+
+	rig_map(rig);
+	/* Threads have the filters of who makes them. */
+	if (rig_bus(rig->view) || gaia_uunmap(rig->view, rig->length) || !forbid_blocks())
+		return false;
+	rig_map(rig);
+	while (n <= BLOCKS && (blocks[n] = umap_take_block(4096)))
+		n++;
+	if (n != BLOCKS)
+		return false;
+	to_give = blocks[--n];
+	if (rig_bus(rig->view + 65536) || !was_waited || rig->view[65536] != rig->content[65536])
+		return false;
+	while (n > 0)
+		umap_give_block(blocks[--n]);
+	return !memcmp(rig->view, rig->content, rig->length) && !gaia_uunmap(rig->view, rig->length);
+}
+
+Test(umap_copies, a_fault_waits_for_a_block_where_there_can_be_no_more)
+{
+	NOT_FOR_TSAN;
+	expect_in_child(has_no_block);
+}
+
 static struct {
 	char *page;
 	pthread_t thread;
