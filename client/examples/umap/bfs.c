@@ -2,8 +2,8 @@
  * bfs.c - breadth-first search in a graph that need not fit in memory: its file is memory, and only one byte a vertex, its
  * level, is kept besides. Then check the levels against the graph, read another way.
  *
- * The search itself says which page leaves when another needs its memory: a level is a sweep over the file, so what it has just passed
- * is what it needs last. (With a policy of its own a region is never the memory of gaiafs itself, also not of a file on a mount.)
+ * The search itself says which pages it needs next, and which leaves when another needs its memory: a level is a sweep over the file, so what
+ * it has just passed is what it needs last. (With a policy of its own a region is never the memory of gaiafs itself, also not of a file on a mount.)
  *
  *	cc -O2 -pthread bfs.c -o bfs $(pkg-config --cflags --libs gaiaclient)
  *	./bfs --make 22 --budget 128M graph
@@ -13,7 +13,9 @@
 #include <pthread.h>
 
 #define UNREACHED 255
-#define SHARE 4096u /* vertices that a thread takes at a time */
+#define SHARE 4096u   /* vertices that a thread takes at a time */
+#define AHEAD 8u      /* so many shares later its edges are needed, whoever takes it */
+#define AHEAD_MOST 64 /* pages of it */
 
 struct searcher {
 	struct search *search;
@@ -32,6 +34,7 @@ struct search {
 	pthread_barrier_t barrier;
 	struct searcher *searchers; /* one a thread */
 	uint64_t page_size;
+	bool prefetches;
 
 	/* Atomic. */
 	uint8_t *levels;
@@ -49,6 +52,38 @@ static void now_at(struct searcher *self, uint64_t vertex, uint64_t edge)
 	__atomic_store_n(&self->vertex, vertex, __ATOMIC_RELAXED);
 	__atomic_store_n(&self->edge, edge, __ATOMIC_RELAXED);
 }
+
+#ifdef UMAP_H
+/* Others cannot be told. */
+static void prefetch_share(const struct search *search, uint64_t from)
+{
+}
+#else
+/* In the background: the pages that have edges of this level's vertices in the share that begins there, if there is one. */
+static void prefetch_share(const struct search *search, uint64_t from)
+{
+	uint64_t to = from + SHARE < search->vertices ? from + SHARE : search->vertices;
+	uintptr_t done = 0; /* up to here */
+	void *pages[AHEAD_MOST];
+	size_t n = 0;
+
+	for (uint64_t v = from; v < to && n < AHEAD_MOST; v++) {
+		uintptr_t at, end;
+
+		if (__atomic_load_n(&search->levels[v], __ATOMIC_RELAXED) != search->level)
+			continue;
+		at = (uintptr_t)&search->edges[search->offsets[v]];
+		end = (uintptr_t)&search->edges[search->offsets[v + 1]];
+		for (at = at > done ? at : done; at < end && n < AHEAD_MOST; at = done) {
+			pages[n++] = (void *)at;
+			done = (at / search->page_size + 1) * search->page_size;
+		}
+	}
+	/* If it fails they come when they are touched. */
+	if (n > 0)
+		(void)gaia_umap_prefetch(pages, n, 0);
+}
+#endif
 
 /* All edges of the vertices of this level that a share has. */
 static bool search_share(struct searcher *self, uint64_t from, uint64_t to)
@@ -92,6 +127,8 @@ static void *search_levels(void *arg)
 		while ((from = __atomic_fetch_add(&search->next, SHARE, __ATOMIC_RELAXED)) < search->vertices) {
 			uint64_t to = from + SHARE < search->vertices ? from + SHARE : search->vertices;
 
+			if (search->prefetches)
+				prefetch_share(search, from + AHEAD * SHARE);
 			found |= search_share(self, from, to);
 		}
 		/* Whoever is done needs nothing more. */
@@ -275,7 +312,7 @@ int main(int argc, char **argv)
 					       "usage: bfs [OPTIONS] FILE\n"
 					       "Searches the graph in FILE breadth first.\n" OPTIONS_TEXT
 					       "  --make SCALE       make FILE first: an R-MAT graph of 2^SCALE vertices\n");
-	struct search search = {.threads = options.threads, .page_size = options.page_size};
+	struct search search = {.threads = options.threads, .page_size = options.page_size, .prefetches = !options.use_mmap};
 	uint64_t root, reached = 0, sum = 0;
 	struct graph_head head;
 	void *memory;
@@ -305,6 +342,8 @@ int main(int argc, char **argv)
 
 	policy.arg = &search;
 	options.policy = &policy;
+	/* Half of them read what is prefetched. */
+	setenv("GAIA_UMAP_PAGE_FILLERS", "8", 0);
 #endif
 	start = seconds_now();
 	memory = map_memory(&options, fd, size, PROT_READ);
