@@ -76,7 +76,8 @@ static struct page_view own_view(const struct replica *rep, unsigned i, bool ove
 	const struct chunk *ch = rep->chunk;
 	struct page_view v = { &ch->track->page[i], buf, 0 };
 
-	over |= replica_is_fresh(rep, i);
+	/* Of one that was cut home's bytes will be read. */
+	over |= replica_is_fresh(rep, i) && rep->page[i].cut == GAIA_PAGE;
 	*self = 0;
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
 		if (ch->replica[k] == rep)

@@ -66,6 +66,14 @@ static int stop(int fd, struct uffdio_copy *copy)
 	return -1;
 }
 
+/* For good. */
+static bool filter_calls(struct sock_filter *filter, unsigned short n)
+{
+	struct sock_fprog program = { n, filter };
+
+	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
 /* The other way to make memory. */
 static bool forbid_memory(void)
 {
@@ -77,9 +85,8 @@ static bool forbid_memory(void)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 
-	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+	return filter_calls(filter, sizeof(filter) / sizeof(filter[0]));
 }
 
 /* Since memory cannot be allowed again. Where there is no paging the test is skipped before. */
@@ -167,9 +174,8 @@ static bool forbid_blocks(void)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 
-	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+	return filter_calls(filter, sizeof(filter) / sizeof(filter[0]));
 }
 
 static bool has_no_block(struct rig *rig)
