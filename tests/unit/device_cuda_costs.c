@@ -22,12 +22,23 @@ static struct devmem *mem[CHUNKS];
 static char *pinned;   /* announced and registered slabs, one for each chunk */
 static char *pageable; /* as many bytes, not announced */
 
+/* For what other threads bring about; else the suite's time runs out. */
+#define until(condition)               \
+	do {                           \
+		while (!(condition))   \
+			sched_yield(); \
+	} while (0)
+
+/* Each of its threads has begun: it enters the context when it does, which is a call. */
 static struct device *new_cuda(unsigned index)
 {
+	enum { THREADS = 4, MAKER = 1 };
 	const struct cuda_config config = { .index = index, .capacity = CHUNKS * GAIA_CHUNK };
+	unsigned entered = fake_cuda_calls_of("cuCtxSetCurrent");
 	struct device *made = NULL;
 
 	cr_assert_eq(cuda_create(fake_cuda_api(), &config, ENGINE_PAGES * GAIA_PAGE, &made), 0);
+	until(fake_cuda_calls_of("cuCtxSetCurrent") >= entered + THREADS + MAKER);
 	return made;
 }
 
@@ -430,13 +441,6 @@ Test(costs_of_two, copies_from_a_peer, .timeout = 100)
 }
 
 /* ---- memory ---- */
-
-/* For what other threads bring about; else the suite's time runs out. */
-#define until(condition)               \
-	do {                           \
-		while (!(condition))   \
-			sched_yield(); \
-	} while (0)
 
 static unsigned n_ready(void)
 {

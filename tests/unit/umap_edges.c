@@ -365,7 +365,9 @@ Test(umap_edges, a_part_that_is_moved_alone_is_lost_and_says_so)
 	while (touch(to + 4096) == 0)
 		usleep(1000);
 	cr_assert_eq(touch(to + 5 * 4096), SIGSEGV);
+#ifndef __SANITIZE_ADDRESS__ /* whose own memory may have come to be there by now (seen) */
 	cr_assert_eq(touch(rig->view + 8 * 4096), SIGSEGV);
+#endif
 	cr_assert_eq(rig->view[20 * 4096], rig->content[20 * 4096]);
 	cr_assert_eq(gaia_umap_flush(rig->view, rig->length, 0), 0);
 	rig_check_file(rig, rig->content);
