@@ -31,13 +31,24 @@ quietly() {
 	printf 'done (%d s)\n' $((SECONDS - start))
 }
 
-# build DIR OPTIONS...: configure, if needed, and compile.
+# build [--for 'SUITE...'] DIR OPTIONS...: configure, if needed, and compile: everything, or what the tests of these suites need.
 build() {
-	local dir=$1 reconfigure=
+	local dir reconfigure='' suites='' targets=()
+	if [ "$1" = --for ]; then
+		suites=$2
+		shift 2
+	fi
+	dir=$1
 	shift
 	[ ! -f "$dir/build.ninja" ] || reconfigure=--reconfigure
 	quietly "configure $dir" meson setup $reconfigure "$dir" "$@"
-	quietly "compile $dir" ninja -C "$dir"
+	if [ -n "$suites" ]; then
+		# shellcheck disable=SC2086 # they are words
+		suites=$(tests/support/targets.py "$dir" $suites) || die "what $dir needs is not known (the error is above)."
+		[ -n "$suites" ] || return 0
+		mapfile -t targets <<< "$suites"
+	fi
+	quietly "compile $dir" ninja -C "$dir" "${targets[@]}"
 }
 
 # One line, and the end, where nothing can be mounted.
