@@ -263,11 +263,16 @@ class Applications(unittest.TestCase):
 import mmap, random, sys
 with open(sys.argv[1], "r+b") as file:
     data = mmap.mmap(file.fileno(), 0)
+    passed = False
     while True:
         for at in range(8192 + random.randrange(64), len(data), 64):
             data[at] ^= 1
-""", os.path.join(mount.mnt, self.app.made)])
+        if not passed:
+            print("passed", flush=True)
+            passed = True
+""", os.path.join(mount.mnt, self.app.made)], stdout=subprocess.PIPE)
             try:
+                self.assertEqual(changer.stdout.readline(), b"passed\n")
                 child = started(mount.mnt, "--no-updates", "--rounds", "400", *self.app.run)
                 _, err = child.communicate(timeout=HANG_S)
             finally:

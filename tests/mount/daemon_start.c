@@ -526,7 +526,7 @@ ON_TOP(a_user_who_locks_the_source_does_not_keep_root_from_it)
 	/* Another daemon of root's sees the first, by whatever path. */
 	shell_ok(top, "\"$GAIAFS\" -f bound full 2> said & pid=$!; n=0\n"
 		      "until grep -q 'waiting for' said || grep -q ' %s/full ' /proc/mounts || test $n = 3000; do\n"
-		      "  n=$((n + 1)); sleep 0.01; done; kill -9 $pid; grep -q 'waiting for' said", top);
+		      "  n=$((n + 1)); sleep 0.01; done; kill -9 $pid; wait $pid; grep -q 'waiting for' said", top);
 	cr_assert(!is_mounted("full"));
 	shell_ok(top, "\"$GAIA\" umount other && umount bound");
 	child_kill(locker);

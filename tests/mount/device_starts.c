@@ -427,11 +427,11 @@ EACH_WAY(device_starts, that_are_closed_take_no_hold_of_what_comes)
 {
 	int fd = make_file("f", 4 * PAGE, 'x');
 	unsigned char *p = map(fd, 4 * PAGE);
-	time_t end = time(NULL) + HANG_SECONDS;
 
 	for (int round = 0; round < 60; round++) {
 		int start = begin(p, 4 * PAGE, RW), before = byte_at(fd, PAGE);
 		long releases = STATUS("counters", "releases");
+		time_t end = time(NULL) + HANG_SECONDS;
 
 		await_readable(start);
 		close(start);

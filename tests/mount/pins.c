@@ -427,6 +427,7 @@ CACHED_WAYS_BARE(pins, are_of_what_the_file_was)
 EACH_WAY_BARE(pins, are_not_what_warming_makes)
 {
 	start();
+	both_keep("f");
 	shell_ok(mnt.path, "\"$GAIA\" warm f --device 1 | grep -q '1 file, 5 MiB: in device 1'");
 	cr_assert_eq(n_pins(), 0u);
 	expect_sent("f", 1, 'f', 0);
@@ -441,6 +442,10 @@ EACH_WAY_BARE(pins, and_what_is_in_use_are_left_by_warming)
 
 	start();
 	shell_ok(mnt.path, "mkdir d && cp f d/1 && cp f d/2 && cp f d/3 && cp f g");
+	both_keep("f");
+	both_keep("d/1");
+	both_keep("d/2");
+	both_keep("d/3");
 	a = actor_start("g", SIZE, 1);
 	actor_ok(a, ACQUIRE, 0, SIZE, PROT_READ);
 	shell_ok(mnt.path, "\"$GAIA\" warm d --device 1 > out && grep -q '1 of 3 files' out && grep -q 'no room for the rest' out");
@@ -457,6 +462,7 @@ CACHED_WAYS_BARE(pins, are_no_matter_of_home)
 	start();
 	way_unmount();
 	way_remount();
+	both_keep("f");
 	shell_ok(mnt.path, "\"$GAIA\" warm f --json > out && grep -q '\"done_bytes\": 5242880' out && grep -q '\"memory\": \"home\"' out");
 	cr_assert_geq(STATUS("home", "used"), SIZE);
 }

@@ -76,7 +76,7 @@ static void make_file(int dir, const char *name)
 	close(fd);
 }
 
-Test(serving, a_request_that_waits_keeps_nobody_waiting, .timeout = 120, .fini = take_down)
+Test(serving, a_request_that_waits_keeps_nobody_waiting, .timeout = 500, .fini = take_down)
 {
 	static char name[STUCK][2] = { "0", "1", "2", "3" };
 	struct mnt_options options = { .backing = NULL };

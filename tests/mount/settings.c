@@ -225,6 +225,7 @@ CACHED_WAYS_BARE(settings, home_shrinks_and_grows)
 
 	start();
 	make("f", 24 * MIB, 'f');
+	both_keep("f");
 	while (STATUS("home", "used") < 20 * MIB)
 		shell_ok(mnt.path, "\"$GAIA\" warm f");
 	r = shell_run(mnt.path, 60, "\"$GAIA\" set . home=8M");
@@ -343,6 +344,7 @@ EACH_WAY_BARE(settings, a_device_is_taken_away_and_comes_back)
 
 	a = start_with_a_held_chunk();
 	shell_ok(mnt.path, "printf small > g && \"$GAIA\" pin g --device 0");
+	both_keep("g");
 	refused("set . device.sim0=off", "device.0: files are pinned to it");
 	shell_ok(mnt.path, "\"$GAIA\" unpin g");
 	says("set . device.sim0=off", "device.0: 14 MiB are in use, and leave");
@@ -471,10 +473,12 @@ static void expect_devices(const char *names)
 	cr_assert_str_eq(list, names);
 }
 
+#define IS_USED "are in use, and leave"
+
 static int wait_in_vain(void *arg)
 {
-	struct shell_result r = shell_run(mnt.path, 60, "\"$GAIA\" set --wait . device.sim0=off");
-	bool says_why = r.status == 1 && strstr(r.err, "are in use, and leave") && strchr(r.err, '\n')[1] != '\0';
+	struct shell_result r = shell_run(mnt.path, 60, "\"$GAIA\" set --wait . device.sim0=off 2> %s/said; s=$?; cat %s/said >&2; exit $s", mnt.dir, mnt.dir);
+	bool says_why = r.status == 1 && strstr(r.err, IS_USED) && strchr(r.err, '\n')[1] != '\0';
 
 	(void)arg;
 	shell_free(&r);
@@ -489,6 +493,7 @@ EACH_WAY_BARE(settings, waiting_ends_with_the_daemon)
 
 	while (STATUS("devices", "0", "used") > 2 * MIB)
 		pause_briefly();
+	shell_ok(mnt.dir, "until grep -q '" IS_USED "' said; do sleep 0.01; done");
 	mnt_crash(&mnt);
 	cr_assert_eq(child_wait(waits), 0);
 	actor_kill(a);

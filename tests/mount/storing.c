@@ -178,6 +178,7 @@ static void release_to_bad_disk(const char *faults, const char *timeout)
 	dev = start(args, "f");
 	unsetenv("GAIAFS_FAULTS");
 	release_page(dev, PAGE, 'd');
+	both_keep("f"); /* else it might be tried to be stored once before the end */
 	actor_end(dev);
 	both_close();
 }

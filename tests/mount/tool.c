@@ -66,8 +66,9 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 	char *rest;
 
 	start();
-	r = shell_run(mnt.path, 60, "\"$GAIA\" stat . 0.1 12 --json > %s/stat & until [ -s %s/stat ]; do sleep 0.01; done; "
-		      "dd if=f of=/dev/null bs=1M iflag=direct 2>&1 && wait && cat %s/stat", mnt.dir, mnt.dir, mnt.dir);
+	r = shell_run(mnt.path, 60, "\"$GAIA\" stat . 0.1 1000 --json > %s/stat & lines() { wc -l < %s/stat; }; until [ $(lines) -gt 0 ]; do sleep 0.01; done; "
+		      "dd if=f of=/dev/null bs=1M iflag=direct 2>&1; n=$(lines); until [ $(lines) -gt $((n + 1)) ]; do sleep 0.01; done; "
+		      "kill $!; wait; cat %s/stat", mnt.dir, mnt.dir, mnt.dir);
 	cr_assert_eq(r.status, 0, "%s", r.err);
 	for (char *at = strtok_r(strchr(r.out, '{'), "\n", &rest); at; at = strtok_r(NULL, "\n", &rest), lines++) {
 		line = json_loads(at, 0, NULL);
@@ -81,7 +82,7 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 		json_decref(line);
 	}
 	shell_free(&r);
-	cr_assert_eq(lines, 12);
+	cr_assert_gt(lines, 2);
 	/* What is passed through the daemon does not see. */
 	if (strcmp(way, "auto") != 0 || pages != 0)
 		cr_assert_float_eq(pages, SIZE / 4096, 0.01, "%f pages", pages);
@@ -105,13 +106,11 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 EACH_WAY_BARE(tool, trees_and_lists_of_files)
 {
 	struct shell_result r;
-	int known[2];
 
 	start();
 	shell_ok(mnt.path, "mkdir -p d/e && head -c 4M f > d/a && head -c 10000 f > d/e/b && : > d/nothing && ln -s ../f d/link && mkfifo d/pipe && echo x > out");
-	/* What the kernel forgets (others may drop its caches) the daemon drops. */
-	known[0] = openat(both_root[ON_MOUNT], "d/a", O_PATH | O_CLOEXEC);
-	known[1] = openat(both_root[ON_MOUNT], "d/e/b", O_PATH | O_CLOEXEC);
+	both_keep("d/a");
+	both_keep("d/e/b");
 	shell_ok(mnt.path, "\"$GAIA\" flush -r d && \"$GAIA\" evict -r d > /dev/null && \"$GAIA\" evict f out");
 	shell_ok(mnt.path, "\"$GAIA\" warm d --json > /dev/null && \"$GAIA\" warm f > /dev/null");
 	/* Else it is the kernel's memory that has them. */
@@ -125,7 +124,6 @@ EACH_WAY_BARE(tool, trees_and_lists_of_files)
 					"3 files, 1027 pages: home 766,   74.6%; devices 0,    0.0%; not stored 0\n");
 		shell_free(&r);
 	}
-	cr_assert(close(known[0]) == 0 && close(known[1]) == 0);
 	/* A list, of which one is not there; the others are done. */
 	r = shell_run(mnt.path, 30, "printf 'd/a\\nmissing\\n\\nd/e/b' | \"$GAIA\" evict --files-from -");
 	cr_assert_eq(r.status, 1);
@@ -338,6 +336,7 @@ EACH_WAY_BARE(tool, pages_that_left_home_are_shown_where_they_are_parked)
 	cr_assert_eq(write(fd, bytes, MIB), MIB);
 	cr_assert_eq(fsync(fd), 0);
 	close(fd);
+	both_keep("f");
 	/* What leaves again is parked, once the device has made room for it. */
 	for (unsigned tries = 0; tries < 1000 && parked < MIB; tries++) {
 		json_t *r;

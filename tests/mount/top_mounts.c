@@ -215,6 +215,22 @@ static bool has_numbers(const char *row)
 	return row && sscanf(row, "%*s %*s %*s %*s %*s %*s %*s %15s %15s %*d %*d", home, devices) == 2 && strchr(home, '%') && strchr(devices, '%');
 }
 
+/* Of rounds, one after the other. A mount that has not answered in time has none; on a busy machine that may be any. */
+static bool has_numbers_in_one(const char *rounds, const char *name)
+{
+	bool has = false;
+
+	while (!has && (rounds = strstr(rounds, "gaia top - "))) {
+		const char *next = strstr(rounds + 1, "gaia top - ");
+		char *round = strndup(rounds, next ? (size_t)(next - rounds) : strlen(rounds));
+
+		has = has_numbers(row_of(round, name));
+		free(round);
+		rounds++;
+	}
+	return has;
+}
+
 /* Round after round until the mount's row has this text ("": numbers; NULL: there is no such row), and that of @besides has numbers. */
 static void await_row(const char *name, const char *what, const struct mnt *besides)
 {
@@ -249,6 +265,9 @@ Test(top_mounts, each_mount_has_a_row)
 		for (unsigned i = 0; i < MOUNTS; i++)
 			cr_assert_not_null(row_of(round, m[i].path), "%s", round);
 		first = strstr(round, "WAITS FOR\n");
+		for (unsigned i = 0; i < MOUNTS; i++)
+			if (!has_numbers(row_of(round, m[i].path)))
+				first = NULL;
 		row = row_of(round, m[1].path);
 		cr_assert_lt(time(NULL), end, "%s", round);
 	} while (!first || strncmp(first + 10, m[1].path, strlen(m[1].path)) != 0 || !has_numbers(row) ||
@@ -294,14 +313,14 @@ Test(top_mounts, a_mount_that_is_silent_from_the_start)
 
 	start(2);
 	stop_daemon(1, SIGSTOP);
-	r = shell_run("/", 60, "\"$GAIA\" top -b 0.2 3");
+	r = shell_run("/", 60, "\"$GAIA\" top -b 0.2 10");
 	cr_assert_eq(r.status, 0, "%d: %s", r.status, r.err);
 	cr_assert_str_eq(r.err, "");
 	for (char *at = r.out; (at = strstr(at, "gaia top - ")); at++, rounds++) {
 		seen += has_numbers(row_of(at, m[0].path)) && strstr(at, " 2 mounts, 1 of them not to be seen, ");
 		cr_assert(strstr(row_of(at, m[1].path), SILENT), "%s", at);
 	}
-	cr_assert(rounds == 3 && seen > 0, "%u %u: %s", rounds, seen, r.out);
+	cr_assert(rounds == 10 && seen > 0, "%u %u: %s", rounds, seen, r.out);
 	shell_free(&r);
 }
 
@@ -314,9 +333,9 @@ Test(top_mounts, who_never_answers_holds_nobody_up)
 	snprintf(extra, sizeof(extra), "%s/mute", m[0].dir);
 	shell_ok("/", "mkdir '%s' && " OTHER_FS " '%s' mute", extra, extra);
 	/* cat(1) ends when nobody has the pipe any more. */
-	r = shell_run("/", 60, "\"$GAIA\" top -b 0.2 2 | cat");
+	r = shell_run("/", 60, "\"$GAIA\" top -b 0.2 10 | cat");
 	cr_assert_eq(r.status, 0, "%d: %s", r.status, r.err);
-	cr_assert(has_numbers(row_of(r.out, m[0].path)) && strstr(row_of(r.out, extra), SILENT), "%s", r.out);
+	cr_assert(has_numbers_in_one(r.out, m[0].path) && strstr(row_of(r.out, extra), SILENT), "%s", r.out);
 	shell_free(&r);
 }
 
@@ -371,10 +390,10 @@ Test(top_mounts, what_covers_a_mount_is_not_taken_for_it)
 	start(2);
 	/* Over the directory in which it is mounted, where a path of the same name leads to another mount's directory. */
 	shell_ok("/", "mkdir '%s/mnt' && mount --bind '%s' '%s'", m[1].path, m[1].path, m[0].dir);
-	r = shell_run("/", 60, "\"$GAIA\" top -b 0.2 2");
+	r = shell_run("/", 60, "\"$GAIA\" top -b 0.2 10");
 	umount2(m[0].dir, MNT_DETACH);
 	cr_assert_eq(r.status, 0, "%s", r.err);
-	cr_assert(strstr(row_of(r.out, m[0].path), "another mount covers it") && has_numbers(row_of(r.out, m[1].path)), "%s", r.out);
+	cr_assert(strstr(row_of(r.out, m[0].path), "another mount covers it") && has_numbers_in_one(r.out, m[1].path), "%s", r.out);
 	shell_free(&r);
 }
 
@@ -386,35 +405,36 @@ Test(top_mounts, another_user)
 	start(1);
 	snprintf(extra, sizeof(extra), "%s/hidden", m[0].dir);
 	shell_ok("/", "chmod 755 '%s' && mkdir '%s' && " OTHER_FS " '%s' mute", m[0].dir, extra, extra);
-	r = shell_run("/", 60, "setpriv --reuid=%d --regid=%d --clear-groups \"$GAIA\" top -b 0.2 1", NOBODY, NOBODY);
+	r = shell_run("/", 60, "setpriv --reuid=%d --regid=%d --clear-groups \"$GAIA\" top -b 0.2 10", NOBODY, NOBODY);
 	cr_assert_eq(r.status, 0, "%s", r.err);
-	cr_assert(strstr(row_of(r.out, extra), "only another user may look") && has_numbers(row_of(r.out, m[0].path)), "%s", r.out);
+	cr_assert(strstr(row_of(r.out, extra), "only another user may look") && has_numbers_in_one(r.out, m[0].path), "%s", r.out);
 	shell_free(&r);
 }
 
 /* gaia stat has a line of each in each interval; as JSON, objects that name it. */
 Test(top_mounts, stat_of_all)
 {
-	unsigned seen = 0, silent = 0;
+	unsigned lines = 0, seen = 0, silent = 0;
 	struct shell_result r;
 	char *rest;
 
 	start(2);
 	stop_daemon(1, SIGSTOP);
-	r = shell_run("/", 60, "\"$GAIA\" stat 0.2 2 --json");
+	r = shell_run("/", 60, "\"$GAIA\" stat 0.2 10 --json");
 	cr_assert_eq(r.status, 0, "%s", r.err);
 	for (char *line = strtok_r(r.out, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
 		json_t *row = json_loads(line, 0, NULL);
 		const char *name = json_string_value(json_object_get(row, "mount")), *error = json_string_value(json_object_get(row, "error"));
 
 		cr_assert_not_null(name, "%s", line);
+		lines += !strcmp(name, m[0].path);
 		if (!strcmp(name, m[0].path) && json_object_get(json_object_get(row, "rates"), "home_hits"))
 			seen++;
 		if (!strcmp(name, m[1].path) && error && strstr(error, SILENT))
 			silent++;
 		json_decref(row);
 	}
-	cr_assert(seen == 2 && silent == 2, "%u %u", seen, silent);
+	cr_assert(lines == 10 && seen > 0 && silent == 10, "%u %u %u", lines, seen, silent);
 	shell_free(&r);
 	r = shell_run("/", 60, "\"$GAIA\" stat 0.2 2");
 	cr_assert(r.status == 0 && strstr(r.out, "  mount\n") && !strstr(strstr(r.out, "  mount\n") + 1, "  mount\n"), "%s", r.out);

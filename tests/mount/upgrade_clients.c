@@ -690,17 +690,21 @@ EACH_WAY(upgrade_clients, whatever_is_held_counts)
 	close(fd);
 }
 
-/* One thread acquires, another releases: something is always held, until none may acquire. */
+/* One thread acquires, another releases: something is always held, until none may acquire. A pipe has room for 32 of what is to be released. */
 static unsigned char *handed;
+
+struct to_release {
+	size_t at[PAGE / 32 / sizeof(size_t)]; /* the first counts */
+};
 
 static void *release_what_comes(void *arg)
 {
+	struct to_release next;
 	int *pipes = arg;
-	size_t at;
 
-	while (read(pipes[0], &at, sizeof(at)) == sizeof(at)) {
+	while (read(pipes[0], &next, sizeof(next)) == sizeof(next)) {
 		usleep(1000);
-		WORKS(gaia_release(handed + at, PAGE));
+		WORKS(gaia_release(handed + next.at[0], PAGE));
 	}
 	return NULL;
 }
@@ -708,16 +712,16 @@ static void *release_what_comes(void *arg)
 static int acquire_and_hand_over(void *arg)
 {
 	int fd = open_in_child("f", O_RDWR), pipes[2];
+	struct to_release next = { 0 };
 	pthread_t thread;
-	size_t at;
 
 	handed = gaia_mmap(MIB, RW, fd, 0, 0);
 	CHILD_CHECK(handed != MAP_FAILED && !pipe(pipes) && fcntl(pipes[1], F_SETPIPE_SZ, PAGE) > 0);
 	CHILD_CHECK(!pthread_create(&thread, NULL, release_what_comes, pipes));
 	for (; !rounds->over; rounds->n++) {
-		at = rounds->n % (MIB / PAGE) * PAGE;
-		WORKS(gaia_acquire(handed + at, PAGE, PROT_READ));
-		CHILD_CHECK(write(pipes[1], &at, sizeof(at)) == sizeof(at));
+		next.at[0] = rounds->n % (MIB / PAGE) * PAGE;
+		WORKS(gaia_acquire(handed + next.at[0], PAGE, PROT_READ));
+		CHILD_CHECK(write(pipes[1], &next, sizeof(next)) == sizeof(next));
 	}
 	close(pipes[1]);
 	pthread_join(thread, NULL);

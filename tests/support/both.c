@@ -10,6 +10,8 @@
 #include "tree.h"
 
 int both_root[2] = { -1, -1 };
+static int kept[8];
+static unsigned n_kept;
 
 void both_open(const char *mount, const char *plain)
 {
@@ -26,6 +28,16 @@ void both_close(void)
 			close(both_root[side]);
 		both_root[side] = -1;
 	}
+	while (n_kept > 0)
+		close(kept[--n_kept]);
+}
+
+void both_keep(const char *name)
+{
+	cr_assert_lt(n_kept, sizeof(kept) / sizeof(kept[0]));
+	kept[n_kept] = openat(both_root[ON_MOUNT], name, O_PATH | O_CLOEXEC);
+	cr_assert_geq(kept[n_kept], 0, "%s: %s", name, strerror(errno));
+	n_kept++;
 }
 
 void both_same_tree(void)

@@ -27,6 +27,12 @@ extern int both_root[2];
 void both_open(const char *mount, const char *plain);
 void both_close(void);
 
+/*
+ * The mount's file @name stays known to the kernel until both_close(), though nobody opens it: what the kernel forgets, as others may drop
+ * its caches at any time, the daemon drops, or stores at once. Eight files at most.
+ */
+void both_keep(const char *name);
+
 /* Both trees print the same; the differing line is the assert's message. */
 void both_same_tree(void);
 

@@ -50,6 +50,10 @@ void gate_open(struct gate g);
 bool gate_pass(struct gate g);
 
 /* Seconds after which a test says that something hangs: less than WAY_SECONDS (ways.h), which says nothing. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define HANG_SECONDS 240
+#else
 #define HANG_SECONDS 80
+#endif
 
 #endif

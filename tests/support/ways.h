@@ -71,7 +71,11 @@ void way_clean_up(void);
 #define WAY_NOT_FOR_ASAN (void)0
 #endif
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define WAY_SECONDS 600
+#else
 #define WAY_SECONDS 200
+#endif
 
 #define WAY_TEST(suite, name, w, init_fn)                                               \
 	Test(suite, name##_##w, .init = init_fn, .fini = way_clean_up, .timeout = WAY_SECONDS) \

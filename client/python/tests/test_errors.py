@@ -203,7 +203,7 @@ def test_while_a_call_waits_other_threads_run(start):
 
         # A stopped daemon answers nothing. If the call kept the GIL nobody here could let it go on.
         again = subprocess.Popen(["sh", "-c", "read x; kill -CONT $0", str(mount.daemon.pid)], stdin=subprocess.PIPE)
-        later = subprocess.Popen(["sh", "-c", "sleep 5; kill -CONT $0", str(mount.daemon.pid)])
+        later = subprocess.Popen(["sh", "-c", "sleep 60; kill -CONT $0", str(mount.daemon.pid)], start_new_session=True)
         os.kill(mount.daemon.pid, signal.SIGSTOP)
         thread = threading.Thread(target=acquire)
         thread.start()
@@ -213,5 +213,5 @@ def test_while_a_call_waits_other_threads_run(start):
         again.communicate(b"\n")
         thread.join(60)
         assert ended.is_set()
-        later.kill()
+        os.killpg(later.pid, signal.SIGKILL)
         later.wait()
