@@ -1,6 +1,7 @@
 /* patience.c - how long clients are waited for that do not give up memory: by what their user's clients did before. */
 #include <stdlib.h>
 
+#include "base/fault.h"
 #include "base/util.h"
 #include "control/internal.h"
 
@@ -22,7 +23,7 @@ uint64_t patience_with(struct control *ctl, uid_t uid)
 	for (unsigned n = m ? mute_times(m, now_ns()) : 0; n > 0; n--)
 		timeout = MAX(timeout / MUTE_DIVISOR, MUTE_LEAST_NS);
 	pthread_mutex_unlock(&ctl->lock);
-	return timeout;
+	return (fault_point("revoke.patience") ? 12 : 1) * timeout;
 }
 
 void note_mute(struct control *ctl, uid_t uid, uint64_t asked_ns)

@@ -393,7 +393,7 @@ Test(sim_only, freeing_a_source_in_use_is_a_bug, .signal = SIGABRT)
 
 Test(sim_only, the_destination_is_garbage_until_it_lands)
 {
-	struct device *a = new_sim(0, 20 << 20, false), *b = new_sim(1, 0, false);
+	struct device *a = new_sim(0, 1 << 20, false), *b = new_sim(1, 0, false);
 	struct dev_run run = { must_alloc(a), .other = must_alloc(b), .npages = 256 };
 	static _Atomic unsigned ended;
 	struct dev_op op = { .kind = DEV_COPY_PEER, .runs = &run, .n = 1, .from = b, .done = count_end,

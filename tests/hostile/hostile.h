@@ -17,6 +17,7 @@
 
 #include "child.h"
 #include "raw_client.h"
+#include "report.h"
 #include "threads.h"
 #include "ways.h"
 
@@ -58,6 +59,25 @@ static inline pid_t hostile_attack(int (*fn)(void *))
 
 	cr_assert(gate_pass(ready), "the attacker is not ready");
 	return pid;
+}
+
+/* Until the attacker's mapping has ended: it does not say when it has gone. */
+static inline void hostile_await_end_of_mapping(void)
+{
+	long mappings = 1;
+
+	for (int k = 0; k < HANG_SECONDS * 100 && mappings > 0; k++) {
+		json_t *status = report("status", "."), *row;
+		size_t i;
+
+		mappings = 0;
+		json_array_foreach(json_object_get(status, "users"), i, row)
+			if (NUMBER(row, "uid") == (long)hostile_uid)
+				mappings = NUMBER(row, "mappings");
+		json_decref(status);
+		usleep(10000);
+	}
+	cr_assert_eq(mappings, 0, "the attacker's mapping does not end");
 }
 
 /* Before Criterion's timeout, which says nothing. */

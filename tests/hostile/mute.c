@@ -72,21 +72,23 @@ static void *acquire_all(void *p)
 	return (void *)(intptr_t)err;
 }
 
-/* However many chunks they have; and they hold up nobody who does not need these. */
-EACH_WAY_BARE(mute, clients_of_many_chunks_cost_one_timeout)
+#define ROUNDS 5 /* on a machine that is too busy a round may take as long as the timeout */
+
+/* The device is full with what the mute have and these. Whether all was done before the mute were disconnected. */
+static bool round_of_many_chunks(void)
 {
-	static const char *const args[] = { "--device", "sim:16M", NULL };
+	long timeouts = STATUS("counters", "revoke_timeouts");
 	char *all, *held, *idle, word;
+	bool in_time, promised;
 	pthread_t thread;
 	void *result;
 	pid_t pid;
 	int fd;
 
-	hostile_start(args);
-	make_files_of_the_mute();
+	shared->more = 0;
+	has_all = false;
 	pid = hostile_attack(be_mute);
 	fd = hostile_file("idle", GAIA_CHUNK);
-	/* The device is full with this. */
 	held = map_file("held", 2 * GAIA_CHUNK);
 	cr_assert_eq(gaia_acquire(held, GAIA_CHUNK, PROT_READ | PROT_WRITE), 0, "%s", strerror(errno));
 	idle = map_file("idle", GAIA_CHUNK);
@@ -105,23 +107,38 @@ EACH_WAY_BARE(mute, clients_of_many_chunks_cost_one_timeout)
 	cr_assert_eq(gaia_acquire(held, 1, PROT_READ), 0, "%s", strerror(errno));
 	cr_assert_eq(gaia_acquire(idle, 6, PROT_READ | PROT_WRITE), 0, "%s", strerror(errno));
 	idle[5] = 'i';
-	cr_assert_eq(gaia_acquire(held + GAIA_CHUNK, 1, PROT_READ), -1, "its room is promised");
-	cr_assert_eq(errno, ENOMEM);
+	promised = gaia_acquire(held + GAIA_CHUNK, 1, PROT_READ) == -1 && errno == ENOMEM;
 	cr_assert_eq(gaia_release(idle, 6), 0, "%s", strerror(errno));
 	cr_assert_eq(gaia_munmap(idle, GAIA_CHUNK), 0);
 	cr_assert_eq(pread(fd, &word, 1, 5), 1);
 	cr_assert_eq(word, 'i');
-	cr_assert_eq(STATUS("counters", "revoke_timeouts"), 0);
-	cr_assert_not(has_all);
+	in_time = !has_all && STATUS("counters", "revoke_timeouts") == timeouts;
+	cr_assert(promised || !in_time, "its room is promised");
 
 	cr_assert_eq(pthread_join(thread, &result), 0);
 	cr_assert_eq((intptr_t)result, 0);
 	cr_assert_eq(shared->more, MUTE);
-	cr_assert_eq(STATUS("counters", "revoke_timeouts"), 1);
+	cr_assert_eq(STATUS("counters", "revoke_timeouts"), timeouts + 1);
 	cr_assert_eq(gaia_munmap(all, NEEDED), 0);
 	cr_assert_eq(gaia_munmap(held, 2 * GAIA_CHUNK), 0);
 	close(fd);
 	child_kill(pid);
+	return in_time;
+}
+
+/* However many chunks they have; and they hold up nobody who does not need these. */
+EACH_WAY_BARE(mute, clients_of_many_chunks_cost_one_timeout)
+{
+	static const char *const args[] = { "--device", "sim:16M", NULL };
+	bool in_time = false;
+
+	hostile_start(args);
+	make_files_of_the_mute();
+	for (uid_t round = 0; round < ROUNDS && !in_time; round++) {
+		hostile_uid = NOBODY - 10 - round; /* one who was not mute yet has the longest timeout */
+		in_time = round_of_many_chunks();
+	}
+	cr_assert(in_time, "others waited for the mute");
 }
 
 static int need_room(void *arg)
@@ -138,8 +155,6 @@ static int need_room(void *arg)
 	CHILD_CHECK(!gaia_acquire(p, NEEDED, PROT_READ));
 	return 0;
 }
-
-#define ROUNDS 5 /* on a machine that is too busy a round may take as long as the timeout */
 
 /* A process of another user that waits for them ends when it is killed, not when they have been waited for. */
 EACH_WAY_BARE(mute, clients_keep_nobody_from_being_killed)
@@ -300,7 +315,10 @@ EACH_WAY_BARE(mute, clients_and_a_flood_of_acquires_hold_up_no_release)
 	pid_t pid, other;
 	int fd;
 
+	/* So that it is not their end that lets the others go on. */
+	setenv("GAIAFS_FAULTS", "revoke.patience=errno:EAGAIN", 1);
 	hostile_start(args);
+	unsetenv("GAIAFS_FAULTS");
 	go = gate_make();
 	make_files_of_the_mute();
 	close(hostile_file("wanted", FLOOD_BYTES));

@@ -125,25 +125,6 @@ static int hang_up(void *arg)
 
 /* ---- root ---- */
 
-/* Until the attacker's mapping has ended: it does not say when it has gone. */
-static void await_end_of_mapping(void)
-{
-	long mappings = 1;
-
-	for (int k = 0; k < HANG_SECONDS * 100 && mappings > 0; k++) {
-		json_t *status = report("status", "."), *row;
-		size_t i;
-
-		mappings = 0;
-		json_array_foreach(json_object_get(status, "users"), i, row)
-			if (NUMBER(row, "uid") == NOBODY)
-				mappings = NUMBER(row, "mappings");
-		json_decref(status);
-		usleep(10000);
-	}
-	cr_assert_eq(mappings, 0, "the attacker's mapping does not end");
-}
-
 static void let_him_store(void)
 {
 	gate_open(go);
@@ -189,7 +170,7 @@ static void attack_by(int (*fn)(void *), bool holds)
 	pid = hostile_attack(fn);
 	if (pid != shared->count)
 		cr_assert_eq(child_wait(pid), 0);
-	await_end_of_mapping();
+	hostile_await_end_of_mapping();
 	cr_assert_eq(fchmod(fd, 0600), 0);
 	let_him_store();
 	publish(p);

@@ -234,6 +234,8 @@ EACH_WAY_BARE(pins, serve_users_who_may_only_read)
 	reads = STATUS("counters", "storage_reads");
 	for (int k = 1; k <= 3; k++) {
 		cr_assert_eq(child_run(reads_what_is_pinned, &bytes), 0);
+		/* The next one would share its copy. */
+		hostile_await_end_of_mapping();
 		cr_assert_eq(STATUS("counters", "device_within"), k * (long)(bytes / 4096));
 	}
 	cr_assert_eq(STATUS("counters", "home_to_device"), sent);

@@ -264,10 +264,11 @@ def work(build, header, scripts, directory):
 def main():
     build, header, *scripts = (os.path.abspath(path) for path in sys.argv[1:])
     if "GAIAFS_PROBES_INSIDE" not in os.environ:
-        # Tracers need tracefs, which containers may not have mounted: here it is, for nobody else.
-        done = subprocess.run(["unshare", "-m", "--propagation", "private", "sh", "-c",
+        # Tracers need tracefs, which containers may not have mounted: here it is, for nobody else. Copies of others' mounts would keep these from ending.
+        lib = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "lib.sh")
+        done = subprocess.run(["unshare", "-m", "--propagation", "private", "bash", "-c", '. "$0"; let_go_of_mounts; '
                                "for fs in tracefs=tracing debugfs=debug; do at=/sys/kernel/${fs#*=}; "
-                               "[ -n \"$(ls -A $at 2> /dev/null)\" ] || mount -t ${fs%=*} none $at 2> /dev/null; done; exec \"$@\"", "sh", sys.executable, "-B", *sys.argv],
+                               "[ -n \"$(ls -A $at 2> /dev/null)\" ] || mount -t ${fs%=*} none $at 2> /dev/null; done; exec \"$@\"", lib, sys.executable, "-B", *sys.argv],
                               env={**os.environ, "GAIAFS_PROBES_INSIDE": "1"}, check=False)
         return done.returncode
     directory = tempfile.mkdtemp(prefix="gaiafs-probes.")

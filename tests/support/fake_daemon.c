@@ -359,6 +359,7 @@ int cache_give_back(struct mapping *m, uint64_t off, uint64_t len, bool *changed
 
 	pthread_mutex_lock(&lock);
 	fake_cache.given_back++;
+	fake_cache.give_back_failed += err != 0;
 	pthread_mutex_unlock(&lock);
 	return err;
 }
@@ -369,6 +370,7 @@ int cache_give_backv(struct mapping *m, struct gaia_list_range *range, size_t n,
 
 	pthread_mutex_lock(&lock);
 	fake_cache.given_back++;
+	fake_cache.give_back_failed += err != 0;
 	pthread_mutex_unlock(&lock);
 	return err;
 }
@@ -679,6 +681,18 @@ void fake_await_sender(uint64_t client)
 		pthread_mutex_unlock(&control->lock);
 		sched_yield();
 	}
+}
+
+void fake_await_sent(uint64_t client)
+{
+	struct client *c;
+
+	pthread_mutex_lock(&control->lock);
+	HASH_FIND(hh, control->clients, &client, sizeof(client), c);
+	cr_assert_not_null(c);
+	pthread_mutex_lock(&c->send_lock);
+	pthread_mutex_unlock(&c->send_lock);
+	pthread_mutex_unlock(&control->lock);
 }
 
 unsigned fake_revoke_all(uint64_t idx)

@@ -42,6 +42,7 @@ int fake_ioctl(int fd, unsigned long request, void *arg);
 struct fake_cache {
 	unsigned maps, unmaps, acquires, releases, syncs, publishes, advices;
 	unsigned given_back;		/* those of the releases that were of what had not been used */
+	unsigned give_back_failed;	/* of these, those that were refused */
 	unsigned live;			/* mappings */
 	unsigned kept;			/* mappings whose client keeps the memory after unmapping */
 	bool detects;			/* of the last mapping: its client looks for changes */
@@ -92,8 +93,9 @@ int fake_revoke(uint64_t map_id, uint64_t idx);
 /* Leave no room for a message to the mapping's client: it gets empty ones. */
 void fake_fill_socket(uint64_t map_id);
 
-/* Wait until somebody is sending to the client with this key.id. */
+/* Wait until somebody is sending to the client with this key.id; until nobody is. */
 void fake_await_sender(uint64_t client);
+void fake_await_sent(uint64_t client);
 
 /* Take the chunk back from the clients of all mappings at once. Returns how many have given it up. */
 unsigned fake_revoke_all(uint64_t idx);

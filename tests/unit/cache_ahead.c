@@ -205,7 +205,7 @@ static void *acquire_all(void *arg)
 	return NULL;
 }
 
-Test(ahead, a_truncate_gets_its_turn_before_the_acquire_is_through, .timeout = 100)
+Test(ahead, a_truncate_gets_its_turn_before_the_acquire_is_through, .timeout = 240)
 {
 	struct store_file *sf;
 	struct client *cl;
@@ -254,7 +254,7 @@ static void *acquire_again(void *arg)
 	return NULL;
 }
 
-Test(ahead, whoever_else_is_at_the_file_gets_on, .timeout = 100)
+Test(ahead, whoever_else_is_at_the_file_gets_on, .timeout = 240)
 {
 	static unsigned number[] = { 0, 1, 2, 3 };
 	void *(*const each[])(void *) = { acquire_again, acquire_again, read_across, read_across, evict,

@@ -875,7 +875,7 @@ static void *storing_thread(void *arg)
 	return NULL;
 }
 
-Test(case_13, acquire_and_release_of_a_page_that_is_always_written_come_to_an_end, .timeout = 60)
+Test(case_13, acquire_and_release_of_a_page_that_is_always_written_come_to_an_end, .timeout = 240)
 {
 	struct client *cl;
 	pthread_t thread;

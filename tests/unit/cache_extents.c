@@ -9,7 +9,7 @@
 #include "cache_marks.h"
 #include "cache_mute.h"
 
-#define HANG 120 /* seconds */
+#define HANG 240 /* seconds */
 #define BYTES(chunks) ((chunks) * (uint64_t)GAIA_CHUNK)
 
 static uint64_t used(void)

@@ -79,6 +79,8 @@ static void begin_gpu(void)
 	char *bytes = malloc(GAIA_CHUNK);
 
 	begin(&(struct rig_options){ .devices = 1, .device_chunks = CHUNKS, .home_bytes = 1ull << 30 }, LENGTH);
+	/* The trimmer would give back slabs that nothing is in for a while. */
+	pthread_rwlock_wrlock(&rig->cache->round);
 	/* What an extent costs to make and to hand over: device_cuda_extents.c. */
 	rig->old_clients = true;
 	cl = client_create(kf, 0, GAIA_PROT_RW, LENGTH);
@@ -91,7 +93,13 @@ static void begin_gpu(void)
 	settle();
 }
 
-TestSuite(paths, .init = begin_gpu, .fini = end, .timeout = 100);
+static void end_gpu(void)
+{
+	pthread_rwlock_unlock(&rig->cache->round);
+	end();
+}
+
+TestSuite(paths, .init = begin_gpu, .fini = end_gpu, .timeout = 100);
 
 /* ---- what a call costs ---- */
 

@@ -14,7 +14,7 @@
 #include "pagecache/replica.h"
 
 #define DEVICE_CHUNKS (CHUNKS + 4)
-#define HANG 120 /* seconds */
+#define HANG 240 /* seconds */
 
 static struct acquire all_of(struct client *cl)
 {

@@ -12,6 +12,8 @@
 #include "cache_acquires.h"
 #include "pagecache/cache.h"
 #include "pagecache/file.h"
+#include "pagecache/root.h"
+#include "thread_sleeps.h"
 
 #define AT(chunk, page) ((uint64_t)(chunk) * GAIA_CHUNK + (uint64_t)(page) * GAIA_PAGE)
 #define WINDOW_MOST (16u * 256u) /* pages: 16 MiB */
@@ -555,14 +557,19 @@ Test(alone, home_that_is_full_of_dirty_pages_is_left)
 
 	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
 	dirty = kfile_create(rig, 2, CACHE_HOME_MIN);
+	/* The flusher would store them. */
+	pthread_rwlock_wrlock(&rig->cache->round);
 	for (uint64_t off = 0; off < CACHE_HOME_MIN * 3 / 4; off += GAIA_PAGE)
 		cr_assert_eq(cpu_write_direct(dirty, (char[GAIA_PAGE]){ 1 }, GAIA_PAGE, off), 0);
+	pthread_rwlock_wrlock(&dirty->cfile->range);
+	pthread_rwlock_unlock(&rig->cache->round);
 	cl = new_client(0);
 	counts_begin();
 	will_need(cl, 0, 4 * GAIA_CHUNK);
 	expect_counts(0, 0, 0);
 	cr_assert_eq(counter_value(CTR_storage_writes), 0);
 	cr_assert_eq(rig_device_used(rig, 0), 0);
+	pthread_rwlock_unlock(&dirty->cfile->range);
 	end();
 }
 
@@ -717,8 +724,11 @@ Test(ends, with_the_mapping)
 	end();
 }
 
+static _Atomic int ending; /* thread */
+
 static void *end_client(void *arg)
 {
+	ending = gettid();
 	client_end(arg);
 	return NULL;
 }
@@ -735,7 +745,9 @@ Test(ends, after_the_piece_at_work)
 	cr_assert_eq(cache_advise(cl->mapping, 0, 4 * GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
 	fault_await_held("readahead.bring");
 	cr_assert_eq(pthread_create(&thread, NULL, end_client, cl), 0);
-	usleep(50000);
+	/* Until it waits for the worker. */
+	while (!ending || !thread_sleeps(ending))
+		usleep(100);
 	fault_let_go("readahead.bring");
 	pthread_join(thread, NULL);
 	rig_readahead(rig);

@@ -29,7 +29,7 @@
 #endif
 
 #define RW (PROT_READ | PROT_WRITE)
-#define SECONDS 20 /* a call that hangs */
+#define SECONDS 120 /* a call that hangs */
 #define CHUNK ((uint64_t)GAIA_CHUNK)
 #define EXTENT ((uint64_t)GAIA_EXTENT)
 #define EIGHT GAIA_EXTENT_CHUNKS

@@ -375,6 +375,8 @@ Test(kept, what_the_program_puts_there_counts_as_changed)
 	cr_assert_eq(munmap(at + AT(1040), AT(2)), 0);
 	cr_assert(tells(0, PAGES));
 	cr_assert(is_told(1040) && is_told(1041) && !is_told(600));
+	/* What is not ours must not come to be there before the end. */
+	cr_assert_eq(mmap(at + AT(1040), AT(2), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0), at + AT(1040));
 }
 
 /* Taken back by the daemon, and handed over again. */

@@ -61,6 +61,8 @@ static struct peer join_with(uint64_t features)
 	p.sock = wire_socket();
 	cr_assert_geq(p.sock, 0);
 	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq, &features), 0);
+	/* Its welcome is here, but the thread that has sent it may be at it still, and have the lock: then no report would be sent. */
+	fake_await_sent(p.key.id);
 	return p;
 }
 
@@ -246,7 +248,7 @@ Test(tickets, hoarding_drops_ones_own_oldest, .init = begin, .fini = end)
 	other = stranger(&others);
 	fake_uid = 1000;
 	sock = stranger(&io);
-	for (int i = 0; i < 20000; i++) {
+	for (int i = 0; i < 2000; i++) {
 		flood = (struct gaia_ioc_connect){ .version = GAIA_PROTOCOL_VERSION };
 		cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &flood), 0);
 	}
@@ -1232,13 +1234,14 @@ static void *revoke_n_in_thread(void *arg)
 }
 
 /* More than fit into its socket; and neither the asking nor the answers take longer, each, the more there are. */
-Test(revoking, very_much_from_one_that_answers_costs_no_timeout, .init = begin, .fini = end, .timeout = 60)
+Test(revoking, very_much_from_one_that_answers_costs_no_timeout, .init = begin, .fini = end, .timeout = 240)
 {
 	struct peer p = join();
 	uint64_t id = map(&p, 0, GAIA_CHUNK);
 	pthread_t thread;
 	void *result;
 
+	fault_arm("revoke.patience", -EAGAIN, 0, 0);
 	n_revoked = MANY;
 	cr_assert_eq(pthread_create(&thread, NULL, revoke_n_in_thread, &id), 0);
 	for (unsigned i = 0; i < MANY; i++)
@@ -1575,6 +1578,7 @@ Test(revoking, from_a_client_that_was_killed_does_not_wait_for_one_with_many_thr
 	void *result;
 	uint64_t id;
 
+	fault_arm("revoke.patience", -EAGAIN, 0, 0);
 	map(&many, 0, GAIA_CHUNK);
 	k = join_and_be_killed(&id);
 	sem_init(&may_end, 0, 0);

@@ -113,9 +113,9 @@ static void forget_busy(void)
 }
 
 /* All chunks are made and cleared: until one is freed the keeper calls nothing, which may wait, too. */
-static void keeper_is_done(void)
+static void keeper_of_is_done(struct device *of)
 {
-	struct cuda *cuda = to_cuda(dev);
+	struct cuda *cuda = to_cuda(of);
 	bool done;
 
 	do {
@@ -124,6 +124,11 @@ static void keeper_is_done(void)
 		done = cuda->n_ready + cuda->n_live == cuda->n_chunks;
 		pthread_mutex_unlock(&cuda->lock);
 	} while (!done);
+}
+
+static void keeper_is_done(void)
+{
+	keeper_of_is_done(dev);
 }
 
 /* Copies there and back. */
@@ -500,6 +505,7 @@ static void gives_back(const struct fake_cuda_config *config)
 	slab = new_slab(dev);
 	works(mem, slab);
 	until_registered(slab);
+	keeper_is_done();
 	break_context(mem);
 	must_free(mem);
 	must_free(exported);
@@ -525,6 +531,7 @@ Test(broken, gives_back_what_is_freed_later)
 
 	begin(&(struct fake_cuda_config){ .broken_frees = true });
 	mem = must_alloc(dev);
+	keeper_is_done();
 	break_context(mem);
 	until(fake_cuda_calls_of("cuDevicePrimaryCtxReset") == 1);
 	must_free(mem);
@@ -543,6 +550,8 @@ Test(broken, of_two_devices_of_a_gpu_is_not_reset_under_the_other)
 	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
 	mem = must_alloc(dev);
 	theirs = must_alloc(other);
+	keeper_is_done();
+	keeper_of_is_done(other);
 	break_context(mem);
 	must_free(mem);
 	dev->ops->destroy(dev);
@@ -625,6 +634,7 @@ static CUresult export_slowly(void *handle, CUmemGenericAllocationHandle of, CUm
 			      unsigned long long flags)
 {
 	sem_post(&exporting);
+	until(atomic_load(&to_cuda(dev)->off));
 	for (unsigned i = 0; i < 200 && !fake_cuda_calls_of("cuDevicePrimaryCtxReset"); i++)
 		usleep(1000);
 	cr_assert_eq(fake_cuda_calls_of("cuDevicePrimaryCtxReset"), 0);
