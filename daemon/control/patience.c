@@ -23,6 +23,7 @@ uint64_t patience_with(struct control *ctl, uid_t uid)
 	for (unsigned n = m ? mute_times(m, now_ns()) : 0; n > 0; n--)
 		timeout = MAX(timeout / MUTE_DIVISOR, MUTE_LEAST_NS);
 	pthread_mutex_unlock(&ctl->lock);
+	/* Longer in tests that need what somebody else does meanwhile, however slow the machine is. */
 	return (fault_point("revoke.patience") ? 12 : 1) * timeout;
 }
 

@@ -64,9 +64,10 @@ static inline pid_t hostile_attack(int (*fn)(void *))
 /* Until the attacker's mapping has ended: it does not say when it has gone. */
 static inline void hostile_await_end_of_mapping(void)
 {
+	time_t end = time(NULL) + HANG_SECONDS;
 	long mappings = 1;
 
-	for (int k = 0; k < HANG_SECONDS * 100 && mappings > 0; k++) {
+	while (mappings > 0 && time(NULL) < end) {
 		json_t *status = report("status", "."), *row;
 		size_t i;
 

@@ -60,7 +60,7 @@ static void turn_ends(void)
 
 /*
  * @requests: in each turn, each of which waits for a thread of the daemon or for a page. In most turns: readers also get ahead while this
- * program waits for a processor, but who is starved is so each time.
+ * program waits for a processor, which happens in few.
  */
 static void attack_end(pid_t attacker, int fd, const char *what, unsigned requests)
 {
@@ -76,7 +76,7 @@ static void attack_end(pid_t attacker, int fd, const char *what, unsigned reques
 	close(fd);
 	cr_log_info("%s: overtaken by %.1f reads on average", what, (double)last / TURNS);
 	cr_assert_eq(n_turns, TURNS);
-	cr_assert_leq(starved, TURNS / 2, "%s: overtaken by too many in %u turns, by %lu reads in all", what, starved, last);
+	cr_assert_leq(starved, TURNS / 4, "%s: overtaken by too many in %u turns, by %lu reads in all", what, starved, last);
 }
 
 EACH_WAY_BARE(starve, readers_do_not_keep_a_write_out)

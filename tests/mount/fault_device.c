@@ -200,7 +200,6 @@ EACH_WAY_BARE(fault_device, what_is_lost_is_said_at_the_end)
 	struct actor *dev = lose_four_pages();
 	int status;
 
-	both_keep("f"); /* whose name is known then */
 	actor_end(dev);
 	both_close();
 	kill(mnt.daemon, SIGTERM);

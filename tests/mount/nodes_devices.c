@@ -234,6 +234,7 @@ ALL(nodes_devices, a_file_that_nobody_changes_is_read_once_on_each_node)
 		int known = openat(at[n], "model", O_PATH | O_CLOEXEC);
 		pid_t pid[8];
 
+		cr_assert_geq(known, 0);
 		for (int i = 0; i < 8; i++)
 			pid[i] = child_start(read_it, (void *)(intptr_t)n);
 		for (int i = 0; i < 8; i++)

@@ -178,9 +178,8 @@ static void release_to_bad_disk(const char *faults, const char *timeout)
 	dev = start(args, "f");
 	unsetenv("GAIAFS_FAULTS");
 	release_page(dev, PAGE, 'd');
-	both_keep("f"); /* else it might be tried to be stored once before the end */
+	both_keep("f"); /* else the daemon might try to store it before it is asked to */
 	actor_end(dev);
-	both_close();
 }
 
 static int lines_in_log(const char *text)
@@ -243,6 +242,7 @@ EACH_WAY_BARE(storing, gaia_umount_names_what_cannot_be_stored_and_keeps_the_mou
 	/* Programs can still read it. */
 	shell_ok("/", "test \"$(dd if='%s/f' bs=1 skip=%d count=1 status=none)\" = d", mnt.path, PAGE);
 	cr_assert_eq(stored("f", PAGE), 0);
+	both_close();
 	shell_ok("/", "%s", umount_command(""));
 	cr_assert_eq(stored("f", PAGE), 'd');
 	cr_assert_eq(wait_for_end(), 0);
@@ -259,6 +259,7 @@ EACH_WAY_BARE(storing, without_access_times_names_are_the_same)
 	dev = start(args, "f");
 	unsetenv("GAIAFS_FAULTS");
 	release_page(dev, PAGE, 'd');
+	both_keep("f");
 	actor_end(dev);
 	both_close();
 	says(file_and_error(), 1, umount_command(""));
@@ -270,6 +271,7 @@ EACH_WAY_BARE(storing, without_access_times_names_are_the_same)
 EACH_WAY_BARE(storing, gaia_umount_discards_what_it_is_told_to_and_names_it)
 {
 	release_to_bad_disk(BAD_DISK, "3600");
+	both_close();
 	says(file_and_error(), 0, umount_command("--discard"));
 	cr_assert_eq(wait_for_end(), 1);
 	cr_assert_eq(lines_in_log("/f: some of what was written could not be stored and is lost"), 1);
@@ -397,6 +399,7 @@ EACH_WAY_BARE(storing, gaia_umount_says_elsewhere_how_much_is_left)
 EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_stays_until_everything_is_stored)
 {
 	release_to_bad_disk(BAD_DISK ",count=3", "3600");
+	both_close();
 	cr_assert_eq(mnt_unmount(&mnt), 0);
 	cr_assert_eq(stored("f", PAGE), 'd');
 	end_of_test();
@@ -405,6 +408,7 @@ EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_stays_until_everything_is_sto
 EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_gives_up_in_the_end_and_names_what_is_lost)
 {
 	release_to_bad_disk(BAD_DISK, "0.3");
+	both_close();
 	cr_assert_eq(mnt_unmount(&mnt), -1);
 	cr_assert_eq(lines_in_log("/f: some of what was written could not be stored and is lost"), 1);
 	cr_assert_eq(lines_in_log("file 0x"), 0);
@@ -416,6 +420,7 @@ EACH_WAY_BARE(storing, a_signal_ends_a_mount_when_all_is_stored_and_a_second_one
 	const struct timespec pause = { .tv_nsec = 5000000 };
 
 	release_to_bad_disk(BAD_DISK, "3600");
+	both_close();
 	kill(mnt.daemon, SIGTERM);
 	for (time_t end = time(NULL) + 60; !lines_in_log("tried again for 3600 s"); nanosleep(&pause, NULL))
 		cr_assert_lt(time(NULL), end, "the daemon does not say that it tries again");

@@ -67,8 +67,8 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 
 	start();
 	r = shell_run(mnt.path, 60, "\"$GAIA\" stat . 0.1 1000 --json > %s/stat & lines() { wc -l < %s/stat; }; until [ $(lines) -gt 0 ]; do sleep 0.01; done; "
-		      "dd if=f of=/dev/null bs=1M iflag=direct 2>&1; n=$(lines); until [ $(lines) -gt $((n + 1)) ]; do sleep 0.01; done; "
-		      "kill $!; wait; cat %s/stat", mnt.dir, mnt.dir, mnt.dir);
+		      "dd if=f of=/dev/null bs=1M iflag=direct 2>&1; d=$?; n=$(($(lines) + 2)); until [ $(lines) -ge $n ]; do sleep 0.01; done; "
+		      "kill $!; wait; head -n $n %s/stat; exit $d", mnt.dir, mnt.dir, mnt.dir);
 	cr_assert_eq(r.status, 0, "%s", r.err);
 	for (char *at = strtok_r(strchr(r.out, '{'), "\n", &rest); at; at = strtok_r(NULL, "\n", &rest), lines++) {
 		line = json_loads(at, 0, NULL);

@@ -781,7 +781,7 @@ EACH_WAY_BARE(upgrade, a_signal_to_the_old_daemon_is_not_for_one_that_was_left)
 {
 	pid_t old;
 
-	setenv("GAIAFS_FAULTS", "upgrade.answered=delay:2000000us", 1);
+	setenv("GAIAFS_FAULTS", "upgrade.answered=delay:2000000us,seed=6", 1);
 	way_start(NULL);
 	unsetenv("GAIAFS_FAULTS");
 	old = mnt.daemon;

@@ -16,7 +16,7 @@ def main(build, *suites):
     needed = {target for test in introspect(build, "--tests") for target in test["depends"]
               if any(suite.rsplit(":", 1)[-1] in suites for suite in test["suite"])}
     for file in sorted(file for target in needed for file in files[target]):
-        print(os.path.relpath(file, build))
+        print(os.path.relpath(file, os.path.realpath(build)))
 
 
 if __name__ == "__main__":

@@ -557,7 +557,7 @@ Test(alone, home_that_is_full_of_dirty_pages_is_left)
 
 	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
 	dirty = kfile_create(rig, 2, CACHE_HOME_MIN);
-	/* The flusher would store them. */
+	/* The flusher would store them: it is kept away, so only what is stored by who reads ahead would be seen. */
 	pthread_rwlock_wrlock(&rig->cache->round);
 	for (uint64_t off = 0; off < CACHE_HOME_MIN * 3 / 4; off += GAIA_PAGE)
 		cr_assert_eq(cpu_write_direct(dirty, (char[GAIA_PAGE]){ 1 }, GAIA_PAGE, off), 0);

@@ -364,7 +364,7 @@ Test(victims, are_not_of_files_that_are_passed_through)
 
 /* ---- replicas come first ---- */
 
-/* Others that count already are being made. */
+/* victim_bytes() counts those that are still being made, too. */
 static unsigned slabs_made(void)
 {
 	struct victims *v = rig->cache->victims;
