@@ -261,8 +261,8 @@ EACH_WAY_BARE(storing, without_access_times_names_are_the_same)
 	release_page(dev, PAGE, 'd');
 	both_keep("f");
 	actor_end(dev);
-	both_close();
 	says(file_and_error(), 1, umount_command(""));
+	both_close();
 	shell_ok("/", "%s", umount_command(""));
 	cr_assert_eq(wait_for_end(), 0);
 	end_of_test();
