@@ -619,6 +619,12 @@ int chunk_fetch(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, unsigne
 	return err;
 }
 
+void replica_drop_dead(struct replica *rep, struct living *known)
+{
+	if (grants_drop_dead(rep, known) && !rep->only)
+		(void)chunk_fetch(rep->chunk, pages_secure);
+}
+
 /* ---- memory that somebody may have who is not a client any more ---- */
 
 /* Copy what is current, or released and nowhere else, to @mem; the rest of @mem is zeros. All pages are locked, and nobody holds any. */

@@ -13,6 +13,7 @@ struct cache;
 struct cache_device;
 struct chunk;
 struct grant;
+struct living;
 struct mapping;
 struct readers;
 struct replica;
@@ -79,6 +80,11 @@ unsigned device_busy_chunks(struct cache_device *dev, bool snapped, struct chunk
 void device_drop_dead(struct cache_device *dev, bool wait);
 /* [W] Bring home what was released of the chunk, by @fetch: fetch_pages(), pages_secure(). */
 int chunk_fetch(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, unsigned));
+/*
+ * [W] The replica is pinned. What clients hold there that are gone is dropped, and what was released is brought home before somebody who is not
+ * a client any more stores more to it.
+ */
+void replica_drop_dead(struct replica *rep, struct living *known);
 /*
  * [W] Move what was released to where nobody stores to it any more; and the rest, too, if nobody holds any of it and there is room on
  * the device. Otherwise the replica goes: now, or, if it is held or cannot be brought home, when it is next acquired. A replica that

@@ -18,6 +18,7 @@
 #include "pagecache/bring.h"
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
+#include "pagecache/evict.h"
 #include "pagecache/file.h"
 #include "pagecache/grant.h"
 #include "pagecache/home.h"
@@ -322,18 +323,28 @@ static bool is_delivered(const struct grant *g)
 	return delivered;
 }
 
-/* All that have to be handed over for these: an extent goes as a whole, also what of it was not acquired. To be freed. */
+/*
+ * All that have to be handed over for these: an extent goes as a whole, also what of it was not acquired, of which nobody has seen yet whether
+ * clients hold it that are gone. To be freed.
+ */
 static struct grant **with_their_extents(struct mapping *m, struct grant **grant, uint64_t n, uint64_t *n_all)
 {
 	struct grant **all = xcalloc(n * GAIA_EXTENT_CHUNKS + 1, sizeof(struct grant *));
+	struct living known = { .n = 0 };
 
 	*n_all = 0;
 	for (uint64_t k = 0; k < n; k++) {
 		/* It is pinned, and so the client keeps it. */
 		unsigned chunks = is_delivered(grant[k]) ? 0 : chunks_together(grant[k]);
 
-		for (unsigned i = 0; i < chunks; i++)
-			all[(*n_all)++] = chunks == 1 ? grant[k] : grant_get(m, grant[k]->replica->extent->member[i]);
+		if (chunks == 1)
+			all[(*n_all)++] = grant[k];
+		for (unsigned i = 0; i < chunks && chunks > 1; i++) {
+			struct replica *member = grant[k]->replica->extent->member[i];
+
+			replica_drop_dead(member, &known);
+			all[(*n_all)++] = grant_get(m, member);
+		}
 		while (k + 1 < n && is_same_extent(grant[k], grant[k + 1]))
 			k++;
 	}

@@ -808,14 +808,12 @@ static uint64_t pin_pinned(struct mapping *m, const uint64_t *index, uint64_t n,
 	return k;
 }
 
-/* They are pinned. Bring home what was released before somebody who is not a client any more stores more to it. */
 static void see_who_is_dead(struct replica **reps, uint64_t n)
 {
 	struct living known = { .n = 0 };
 
 	for (uint64_t k = 0; k < n; k++)
-		if (grants_drop_dead(reps[k], &known) && !reps[k]->only)
-			(void)chunk_fetch(reps[k]->chunk, pages_secure);
+		replica_drop_dead(reps[k], &known);
 }
 
 uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)

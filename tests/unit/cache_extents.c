@@ -519,6 +519,40 @@ Test(extents, of_the_dead_are_not_used_again, .timeout = HANG)
 	end();
 }
 
+/* Whoever acquires a page of it gets all of it. */
+Test(extents, of_the_dead_are_not_shown_in_parts_that_nobody_asked_for, .timeout = HANG)
+{
+	const uint64_t released = BYTES(2), at = BYTES(5) + 7 * GAIA_PAGE;
+	struct client *dead, *next;
+	char seen[6];
+
+	begin_extents(2 * EXTENT);
+	dead = whole(0);
+	cr_assert_eq(take(dead, 0, EXTENT, GAIA_PROT_RW), 0);
+	client_store(dead, "right", 6, released);
+	give(dead, 2, 1);
+	cr_assert_eq(take(dead, 2, 1, GAIA_PROT_RW), 0);
+	client_store(dead, "wrong", 6, released);
+	client_store(dead, "secret", 6, at);
+	/* It is killed; a child of its has the memory still. */
+	atomic_store(&dead->alive, false);
+	next = whole(0);
+	cr_assert_eq(client_acquire(next, 0, 1, GAIA_PROT_READ), 0);
+	client_load(next, seen, 6, at);
+	cr_assert_neq(memcmp(seen, "secret", 6), 0, "what was never released is shown");
+	client_load(next, seen, 6, released);
+	cr_assert_neq(memcmp(seen, "wrong", 6), 0, "what was never released is shown");
+	/* What was released is not lost by what the child stores there. */
+	client_store(dead, "wrong", 6, released);
+	cr_assert_eq(take(next, 0, EXTENT, GAIA_PROT_READ), 0);
+	client_load(next, seen, 6, released);
+	cr_assert_arr_eq(seen, "right", 6);
+	expect_marks_in(next, 5, 6);
+	client_end(dead);
+	cache_check(rig->cache);
+	end();
+}
+
 /* ---- clients that do not know extents ---- */
 
 Test(old_clients, keep_a_file_from_having_extents, .timeout = HANG)
