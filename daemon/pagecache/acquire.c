@@ -247,7 +247,13 @@ static int hand_over(struct acquiring *ac)
 
 /* ---- what an acquire is about, and its end ---- */
 
-/* Of an acquire of one range. */
+/* Chunks that are ready are acquired so, without a look at each page. In a list that is one range several parts may be overwritten. */
+static bool may_be_ready(const struct acquiring *ac)
+{
+	return ac->purpose == BRING_AND_GRANT && !ac->pin && segments_are_one_range(ac->asked) && ac->over.n <= 1;
+}
+
+/* Of what may be ready. */
 static struct page_span overwritten(const struct acquiring *ac)
 {
 	return ac->over.n > 0 ? (struct page_span){ ac->over.at[0].a, ac->over.at[0].b } : (struct page_span){ 0, 0 };
@@ -442,7 +448,7 @@ static int acquire_some_ready(const struct acquiring *what)
 {
 	struct ready_runs ready = { .n = 0 };
 	struct acquiring ac = *what;
-	bool apart = ac.purpose == BRING_AND_GRANT && !ac.pin && segments_are_one_range(ac.asked);
+	bool apart = may_be_ready(&ac);
 	int err;
 
 	if (apart)
@@ -463,7 +469,7 @@ static bool acquire_ready(const struct acquiring *ac, int *err)
 {
 	struct page_span span = { ac->asked.at[0].a, ac->asked.at[0].b };
 
-	if (ac->purpose != BRING_AND_GRANT || ac->pin || !segments_are_one_range(ac->asked) ||
+	if (!may_be_ready(ac) ||
 	    !ready_acquire(ac->m, span, ac->write, overwritten(ac), ac->seq, ac->verdict, err))
 		return false;
 	count(CTR_acquires_ready, 1);

@@ -180,7 +180,8 @@ static bool publish_page(struct release *rl, unsigned i, bool secured)
 	enum found found = bit_test(rl->whole, i) ? FOUND_WHOLE : bit_test(rl->changed_pages, i) ? FOUND_CHANGED : FOUND_EQUAL;
 	struct chunk *ch = rl->ch;
 
-	if (found == FOUND_WHOLE)
+	/* Of what is behind a cut it says nothing. */
+	if (found == FOUND_WHOLE && rl->grant->replica->page[i].cut == GAIA_PAGE)
 		replica_drop_lost_of_others(rl->grant->replica, i);
 	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), found, secured && bit_test(rl->shared, i)))
 		return false;
@@ -273,14 +274,15 @@ void release_look_at(struct release *rl)
 			bit_set(rl->held_on, i);
 		if (rep->page[i].cut == 0)
 			continue;
-		if (bit_test(rl->over, i)) {
+		/* What is given back nobody has stored to: what is fresh is discarded then. */
+		if (bit_test(rl->over, i) && !rl->unused) {
 			bit_set(rl->whole, i);
 			note_changed(rl, i);
 		} else if (is_told(rl, i)) {
 			bit_set(rl->detected, i);
 			if (bit_test(rl->found, i))
 				note_changed(rl, i);
-		} else if (replica_has_base(rep, i)) {
+		} else if (replica_has_base(rep, i) && !(rl->unused && rep->page[i].left)) {
 			bit_set(rl->compare, i);
 		}
 	}

@@ -93,10 +93,13 @@ void replica_not_current(const struct replica *rep, unsigned a, unsigned b, bool
 	}
 }
 
-/* By the full look, what costs least first: what the index must not contradict. */
+/*
+ * By the full look, what costs least first: what the index must not contradict. What is fresh has no base: who is to write it overwrites it,
+ * too, and has to be marked for that.
+ */
 static bool is_current(struct replica *rep, unsigned i, bool write)
 {
-	return (!write || rep->n_undetecting == 0 || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
+	return !(write && replica_is_fresh(rep, i)) && (!write || rep->n_undetecting == 0 || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
 	       !(write && home_lacks_base(rep->chunk, i)) &&
 	       replica_step(rep, i, write) == TRACK_NOTHING && page_limit(rep->chunk, i) > 0;
 }

@@ -295,6 +295,26 @@ Test(overwrite, of_what_was_only_read_arms_nothing)
 }
 
 /* Bytes that were stored as they were, too: also if a release before had found them so. */
+/* Parts of one page between them are an acquire to write, and all together are one range. */
+Test(overwrite, of_a_list_without_gaps_where_all_is_ready)
+{
+	struct gaia_list_range list[] = { { 0, GAIA_PAGE }, { AT(1) + 100, GAIA_PAGE - 100 }, { AT(2), GAIA_PAGE } };
+	struct client *cl;
+	uint64_t seq;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, GAIA_PROT_RW), 0);
+	release(cl, 0, PAGES);
+	cr_assert_eq(cache_acquirev(cl->mapping, list, ARRAY_LEN(list), GAIA_PROT_WRITE, &seq, NULL), 0);
+	write_cpu(AT(2) + 100, "cpu");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	fill(cl, 2, 'w');
+	cr_assert_eq(client_release(cl, 0, AT(3)), 0);
+	expect_page_cpu(2, 'w');
+	end();
+}
+
 static void silent_store_wins(unsigned access)
 {
 	struct client *cl;
@@ -520,6 +540,74 @@ Test(overwrite, is_shared_by_who_acquires_the_page_meanwhile)
 	release(b, 1, 1);
 	end();
 }
+
+/* Nor does what the device knows of the page since it was last acquired let anybody pass who is to write it. */
+Test(overwrite, is_shared_by_who_has_looked_at_the_page_before)
+{
+	struct client *one, *two;
+
+	begin_stored(1, 'w');
+	one = new_client(0);
+	two = new_client(0);
+	overwrite(one, 5, 1);
+	cr_assert_eq(client_acquire(two, AT(5), GAIA_PAGE, GAIA_PROT_READ), 0);
+	release(two, 5, 1);
+	cr_assert_eq(client_acquire(two, AT(5), GAIA_PAGE, GAIA_PROT_RW), 0);
+	client_store(two, "b", 1, AT(5) + 9);
+	release(two, 5, 1);
+	expect_cpu(AT(5) + 9, "b");
+	release(one, 5, 1);
+	cache_check(rig->cache);
+	end();
+}
+
+/* ---- what is given back ---- */
+
+/* An acquire that fails in the library, or that nobody has waited for. */
+Test(overwrite, that_is_given_back_publishes_nothing)
+{
+	struct client *cl;
+	bool changed;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	overwrite(cl, 5, 1);
+	cr_assert_eq(cache_give_back(cl->mapping, AT(5), GAIA_PAGE, &changed), 0);
+	cr_assert_not(changed);
+	expect_page_cpu(5, 'w');
+	cr_assert_eq(client_acquire(cl, AT(5), GAIA_PAGE, GAIA_PROT_RW), 0);
+	expect_page(cl, 5, 'w');
+	fill(cl, 5, 'd');
+	release(cl, 5, 1);
+	expect_page_cpu(5, 'd');
+	end();
+}
+
+/* What the other had stored goes with it; what it had released stays. */
+Test(overwrite, of_who_dies_is_not_published_by_who_gives_back)
+{
+	struct client *dead, *cl;
+	bool changed;
+
+	begin_stored(1, 'w');
+	dead = new_client(0);
+	cl = new_client(0);
+	overwrite(dead, 5, 2);
+	fill(dead, 6, 'r');
+	release(dead, 6, 1);
+	overwrite(dead, 6, 1);
+	fill_all(dead, 5, 2, 'd');
+	cr_assert_eq(client_acquire(cl, AT(5), AT(2), GAIA_PROT_RW), 0);
+	client_die(dead);
+	client_end(dead);
+	cr_assert_eq(cache_give_back(cl->mapping, AT(5), AT(2), &changed), 0);
+	expect_page_cpu(5, 'w');
+	expect_page_cpu(6, 'r');
+	cache_check(rig->cache);
+	end();
+}
+
+/* ---- the next release ---- */
 
 Test(overwrite, once_published_is_compared)
 {
@@ -869,6 +957,28 @@ Test(overwrite, of_what_was_lost_with_another_device)
 	expect_page_cpu(0, 'd');
 	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, AT(1)), -EIO);
 	cr_assert_eq(cpu_write(kf, (char[GAIA_PAGE]){ 0 }, GAIA_PAGE, AT(1)), 0);
+	end();
+}
+
+/* A whole release says nothing of what is behind a cut, so what was lost there is lost still. */
+Test(overwrite, of_a_page_that_was_cut_leaves_what_was_lost_behind_the_cut)
+{
+	struct client *cl, *lost;
+
+	begin_stored(2, 'w');
+	cl = new_client(1);
+	lost = new_client(0);
+	overwrite(cl, 0, 1);
+	cr_assert_eq(cpu_truncate(kf, 100), 0);
+	cr_assert_eq(cpu_truncate(kf, AT(4)), 0);
+	write_device(lost, 200, "lost");
+	release(lost, 0, 1);
+	fault_arm("device.copy_out", -ENODEV, 0, 1);
+	cr_assert_neq(cpu_fsync(kf), 0);
+	fill(cl, 0, 'd');
+	release(cl, 0, 1);
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 200), -EIO);
+	cr_assert_eq(cpu_write(kf, (char[GAIA_PAGE]){ 0 }, GAIA_PAGE, 0), 0);
 	end();
 }
 
