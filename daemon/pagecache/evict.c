@@ -584,7 +584,8 @@ int replica_drop_shared(struct chunk *ch, struct cache_device *dev)
 	drop_dead(ch, dev);
 	pthread_mutex_lock(&dev->reserve);
 	rep = find_staying(ch, dev, NULL);
-	if (rep && replica_claim(rep, NULL, NULL))
+	/* What has been pinned meanwhile stays. */
+	if (rep && !replica_unit(rep)->file_pinned && replica_claim(rep, NULL, NULL))
 		replica_list_add(&claimed, replica_unit(rep));
 	pthread_mutex_unlock(&dev->reserve);
 	if (claimed.n == 0)

@@ -103,7 +103,8 @@ void replica_file_pinned(struct replica *rep)
 	struct replica *unit = replica_unit(rep);
 	unsigned chunks = pf ? chunks_of(unit, pf->chunks) : 0;
 
-	if (chunks == 0)
+	/* An extent of which pins cover a part would be more than what they are for: it may go, and that part comes back as single chunks. */
+	if (chunks < unit_chunks(unit))
 		return;
 	for (const struct file_pin *pin = pf->pins; pin; pin = pin->next)
 		if (!pin->owner && chunks_of(unit, pin->chunks) > 0)
@@ -314,9 +315,7 @@ static void chunk_unpin(struct cache_device *dev, struct chunk *ch, const struct
 	unit = replica_find(ch, dev, NULL);
 	unit = unit ? replica_unit(unit) : NULL;
 	pthread_mutex_lock(&dev->lock);
-	if (unit && unit->file_pinned && chunks_of(unit, left) > 0) {
-		set_pinned(unit, chunks_of(unit, left));
-	} else if (unit && unit->file_pinned) {
+	if (unit && unit->file_pinned && chunks_of(unit, left) < unit_chunks(unit)) {
 		idle = unit->pins == 0;
 		if (idle)
 			replica_idle_remove(unit);

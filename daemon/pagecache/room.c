@@ -139,18 +139,22 @@ static int without_extents(struct demand *d)
 		if (!d->out[k] || !d->out[k]->extent || !begins_unit(d, k))
 			continue;
 		err = -EAGAIN;
-		if (!replica_unit(d->out[k])->file_pinned && !unit_is_held(replica_unit(d->out[k])))
-			continue;
-		if (log_may(&d->dev->pace_extents))
-			log_warn("device %s: user %u is refused part of %s, which other programs hold in extents: its program has an older libgaiaclient, "
-				 "which cannot map these (--device ...,extents=off)", d->dev->dev->name, (unsigned)d->m->user.uid,
-				 cfile_name(d->m->file, (char[CFILE_NAME_MAX]){ "" }));
-		return -EBUSY;
+		if (replica_unit(d->out[k])->file_pinned || unit_is_held(replica_unit(d->out[k])))
+			return -EBUSY;
 	}
 	for (uint64_t k = 0; k < d->n && err; k++)
 		if (d->out[k] && d->out[k]->extent && begins_unit(d, k) && replica_claim(d->out[k], NULL, NULL))
 			replica_list_add(&d->victims, replica_unit(d->out[k]));
 	return err;
+}
+
+/* To find the file's name its source may have to be asked, which may take long: no lock is held. */
+static void say_it_is_older(const struct demand *d)
+{
+	if (log_may(&d->dev->pace_extents))
+		log_warn("device %s: user %u is refused part of %s, which other programs hold in extents: its program has an older libgaiaclient, "
+			 "which cannot map these (--device ...,extents=off)", d->dev->dev->name, (unsigned)d->m->user.uid,
+			 cfile_name(d->m->file, (char[CFILE_NAME_MAX]){ "" }));
 }
 
 /*
@@ -742,6 +746,8 @@ static int try_to_obtain(struct demand *d)
 	}
 	if (err == -EDQUOT)
 		err = user_refuse(d->m);
+	else if (err == -EBUSY)
+		say_it_is_older(d);
 	if (err == -EAGAIN && d->victims.n == 0 && !d->m->user.extents) {
 		/* Calls that have an extent pinned may come to hold some of it: then it is not to be waited for. */
 		device_await_left_until(d->dev, d->n_left, now_ns() + ANSWER_NS);

@@ -99,8 +99,8 @@ void replica_not_current(const struct replica *rep, unsigned a, unsigned b, bool
  */
 static bool is_current(struct replica *rep, unsigned i, bool write)
 {
-	return !(write && replica_is_fresh(rep, i)) && (!write || rep->n_undetecting == 0 || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
-	       !(write && home_lacks_base(rep->chunk, i)) &&
+	return (!write || rep->n_undetecting == 0 || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
+	       !(write && (replica_is_fresh(rep, i) || home_lacks_base(rep->chunk, i))) &&
 	       replica_step(rep, i, write) == TRACK_NOTHING && page_limit(rep->chunk, i) > 0;
 }
 

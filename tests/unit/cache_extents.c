@@ -744,6 +744,23 @@ Test(pinned_files, keep_extents_for_smaller_pins, .timeout = HANG)
 	end();
 }
 
+/* Else a pin of a chunk would be one of eight, whatever the limit. */
+Test(pinned_files, keep_no_extents_that_smaller_pins_do_not_fill, .timeout = HANG)
+{
+	struct cache_user large = { .uid = 7 }, small = { .uid = 8 };
+	bool fresh;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 * EXTENT, .files_percent = 100, .files_user_percent = 100 }, BYTES(EXTENT));
+	cr_assert_eq(cache_pin(kf->cfile, 0, large, &fresh), 0);
+	cr_assert_eq(cpu_truncate(kf, BYTES(1)), 0);
+	cr_assert_eq(cache_pin(kf->cfile, 0, small, &fresh), 0);
+	cr_assert_eq(cache_unpin(kf->cfile, 0, large), 0);
+	cache_check(rig->cache);
+	cr_assert_eq(take_others(4 * EXTENT), -ENOMEM);
+	cr_assert_eq(take_others(4 * EXTENT - 1), 0);
+	end();
+}
+
 Test(pinned_files, keep_out_clients_without_extents, .timeout = HANG)
 {
 	struct client *old;
