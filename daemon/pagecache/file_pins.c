@@ -130,8 +130,9 @@ uint64_t file_chunks_missing(const struct mapping *m, const struct readers *only
 	const struct pinned_file *pf = only ? NULL : pinned_find(m->dev, m->file);
 	uint64_t missing = 0;
 
+	/* Those in an extent of which pins cover a part are there, and not pinned. */
 	for (uint64_t k = 0; k < n && pf; k++)
-		missing += !reps[k] && index[k] < pf->chunks;
+		missing += index[k] < pf->chunks && (!reps[k] || !replica_unit(reps[k])->file_pinned);
 	return missing;
 }
 

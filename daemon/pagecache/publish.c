@@ -180,8 +180,8 @@ static bool publish_page(struct release *rl, unsigned i, bool secured)
 	enum found found = bit_test(rl->whole, i) ? FOUND_WHOLE : bit_test(rl->changed_pages, i) ? FOUND_CHANGED : FOUND_EQUAL;
 	struct chunk *ch = rl->ch;
 
-	/* Of what is behind a cut it says nothing. */
-	if (found == FOUND_WHOLE && rl->grant->replica->page[i].cut == GAIA_PAGE)
+	/* Of what is behind a cut, if the file has anything there, it says nothing. */
+	if (found == FOUND_WHOLE && rl->grant->replica->page[i].cut >= page_limit(ch, i))
 		replica_drop_lost_of_others(rl->grant->replica, i);
 	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), found, secured && bit_test(rl->shared, i)))
 		return false;
@@ -259,14 +259,55 @@ static bool is_told(const struct release *rl, unsigned i)
 	return !bit_test(rl->found, i) || !rep->dev->home || !(rep->page[i].flags & REPLICA_ARMED);
 }
 
+/* Fresh pages that are given back by the last who holds them. chunk->lock is held. */
+static unsigned fresh_of_nobody(const struct release *rl, uint64_t *pages)
+{
+	const struct replica *rep = rl->grant->replica;
+
+	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
+		if (bit_test(rl->over, i) && replica_is_fresh(rep, i) && !rep->page[i].left)
+			bit_set(pages, i);
+	return (unsigned)bits_count(pages, WORDS);
+}
+
+/* Those of these pages, which were zeros when they became fresh, that are not zeros any more are not among them afterwards. */
+static void keep_zeros(const struct release *rl, uint64_t *pages, unsigned n)
+{
+	const struct replica *rep = rl->grant->replica;
+	char *bytes = aligned_alloc(GAIA_PAGE, (size_t)n * GAIA_PAGE);
+	struct dev_run *runs = xmalloc(n * sizeof(*runs));
+	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs };
+	int err;
+
+	n = 0;
+	for (unsigned i = 0; bytes && (i = bits_first(pages, i, GAIA_CHUNK_PAGES)) < GAIA_CHUNK_PAGES; i++, n++)
+		dev_run_add(&op, runs, rep->mem, i, bytes + (size_t)n * GAIA_PAGE, NULL);
+	err = bytes ? cache_device_run(rep->dev, &op) : -ENOMEM;
+	n = 0;
+	for (unsigned i = 0; (i = bits_first(pages, i, GAIA_CHUNK_PAGES)) < GAIA_CHUNK_PAGES; i++, n++)
+		if (err || memcmp(bytes + (size_t)n * GAIA_PAGE, frame_zeros, GAIA_PAGE) != 0)
+			bit_clear(pages, i);
+	free(runs);
+	free(bytes);
+}
+
 void release_look_at(struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
+	uint64_t untouched[WORDS] = { 0 };
+	unsigned n = 0;
 
 	pthread_mutex_lock(&rl->ch->lock);
 	each_segment(rl, note_held);
-	if (rl->unused)
+	if (rl->unused) {
 		leave_to_others(rl);
+		n = fresh_of_nobody(rl, untouched);
+	}
+	if (n > 0) {
+		pthread_mutex_unlock(&rl->ch->lock);
+		keep_zeros(rl, untouched, n);
+		pthread_mutex_lock(&rl->ch->lock);
+	}
 	rl->any = bits_any(rl->writing, WORDS);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++) {
@@ -274,8 +315,11 @@ void release_look_at(struct release *rl)
 			bit_set(rl->held_on, i);
 		if (rep->page[i].cut == 0)
 			continue;
-		/* What is given back nobody has stored to: what is fresh is discarded then. */
-		if (bit_test(rl->over, i) && !rl->unused) {
+		/*
+		 * What is given back nobody has stored to, unless its hold was taken for another's: what is fresh is discarded if it is as it
+		 * was, or has what a client has left that is gone.
+		 */
+		if (bit_test(rl->over, i) && !bit_test(untouched, i) && !(rl->unused && rep->page[i].left)) {
 			bit_set(rl->whole, i);
 			note_changed(rl, i);
 		} else if (is_told(rl, i)) {

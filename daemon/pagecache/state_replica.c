@@ -151,6 +151,8 @@ void replica_distrusted(struct replica *rep, unsigned i)
 
 void replica_pulled(struct replica *rep, unsigned i)
 {
+	/* What it had before the cut is zeros, or an overwriter's: to be discarded, should that be given back. */
+	rep->page[i].left |= replica_is_fresh(rep, i) && rep->page[i].written;
 	track_pulled(&rep->chunk->track->page[i], &rep->page[i]);
 	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);

@@ -761,6 +761,24 @@ Test(pinned_files, keep_no_extents_that_smaller_pins_do_not_fill, .timeout = HAN
 	end();
 }
 
+/* What it covers of such an extent does not count twice. */
+Test(pinned_files, do_not_keep_out_who_acquires_the_extent, .timeout = HANG)
+{
+	struct cache_user large = { .uid = 7 }, small = { .uid = 8 };
+	bool fresh;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 * EXTENT, .files_percent = 100, .files_user_percent = 100 }, BYTES(EXTENT));
+	cr_assert_eq(cache_pin(kf->cfile, 0, large, &fresh), 0);
+	cr_assert_eq(cpu_truncate(kf, BYTES(1)), 0);
+	cr_assert_eq(cache_pin(kf->cfile, 0, small, &fresh), 0);
+	cr_assert_eq(cache_unpin(kf->cfile, 0, large), 0);
+	cr_assert_eq(cpu_truncate(kf, BYTES(EXTENT)), 0);
+	cr_assert_eq(take(other_file(EXTENT), 0, EXTENT, GAIA_PROT_READ), 0);
+	cr_assert_eq(take(whole(0), 0, EXTENT, GAIA_PROT_READ), 0);
+	cache_check(rig->cache);
+	end();
+}
+
 Test(pinned_files, keep_out_clients_without_extents, .timeout = HANG)
 {
 	struct client *old;

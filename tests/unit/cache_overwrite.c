@@ -583,6 +583,41 @@ Test(overwrite, that_is_given_back_publishes_nothing)
 	end();
 }
 
+/* The hold was another acquire's of the same client, which has stored something: nobody else can publish that. */
+Test(overwrite, that_was_stored_to_is_published_by_who_gives_back)
+{
+	struct client *cl;
+	bool changed;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	overwrite(cl, 5, 3);
+	fill(cl, 6, 'd');
+	cr_assert_eq(cache_give_back(cl->mapping, AT(5), AT(3), &changed), 0);
+	cr_assert(changed);
+	expect_page_cpu(5, 'w');
+	expect_page_cpu(6, 'd');
+	expect_page_cpu(7, 'w');
+	end();
+}
+
+/* What was cut off was brought again meanwhile, for who reads it. */
+Test(overwrite, that_was_cut_and_is_given_back_publishes_nothing)
+{
+	struct client *cl, *reader;
+	bool changed;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	reader = new_client(0);
+	overwrite(cl, 5, 1);
+	cr_assert_eq(cpu_truncate(kf, AT(5) + 100), 0);
+	cr_assert_eq(client_acquire(reader, AT(5), GAIA_PAGE, GAIA_PROT_READ), 0);
+	cr_assert_eq(cache_give_back(cl->mapping, AT(5), GAIA_PAGE, &changed), 0);
+	expect_cpu(AT(5) + 90, "wwwwwwwww");
+	end();
+}
+
 /* What the other had stored goes with it; what it had released stays. */
 Test(overwrite, of_who_dies_is_not_published_by_who_gives_back)
 {
@@ -979,6 +1014,26 @@ Test(overwrite, of_a_page_that_was_cut_leaves_what_was_lost_behind_the_cut)
 	release(cl, 0, 1);
 	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 200), -EIO);
 	cr_assert_eq(cpu_write(kf, (char[GAIA_PAGE]){ 0 }, GAIA_PAGE, 0), 0);
+	end();
+}
+
+/* But it covers all that the file has. */
+Test(overwrite, of_a_page_that_ends_at_the_cut_covers_what_was_lost)
+{
+	struct client *cl, *lost;
+
+	begin_stored(2, 'w');
+	cl = new_client(1);
+	lost = new_client(0);
+	overwrite(cl, 0, 1);
+	cr_assert_eq(cpu_truncate(kf, 100), 0);
+	write_device(lost, 50, "lost");
+	release(lost, 0, 1);
+	fault_arm("device.copy_out", -ENODEV, 0, 1);
+	cr_assert_neq(cpu_fsync(kf), 0);
+	fill(cl, 0, 'd');
+	release(cl, 0, 1);
+	expect_cpu(50, "dddd");
 	end();
 }
 
