@@ -78,6 +78,8 @@ int make_file(unsigned slot, const char *name)
 		return -1;
 	}
 	memset((void *)world->last_value[f], 0, sizeof(world->last_value[f]));
+	/* Not that of an earlier round's, if it cannot be made: last_look_main() would take another file for it. */
+	world->files[f].ino = 0;
 	slot_path(path, sizeof(path), name);
 	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 	if (fd < 0)
@@ -109,6 +111,7 @@ int make_file(unsigned slot, const char *name)
 	close(fd);
 	return (int)f;
 fail:
+	world->files[f].ino = 0;
 	close(fd);
 	unlink(path);
 	return -1;
