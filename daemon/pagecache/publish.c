@@ -270,8 +270,8 @@ static unsigned fresh_of_nobody(const struct release *rl, uint64_t *pages)
 	return (unsigned)bits_count(pages, WORDS);
 }
 
-/* Those of these pages, which were zeros when they became fresh, that are not zeros any more are not among them afterwards. */
-static void keep_zeros(const struct release *rl, uint64_t *pages, unsigned n)
+/* Those of these pages, which were zeros when they became fresh, that are not zeros any more are not among them afterwards. If it fails all are. */
+static int keep_zeros(const struct release *rl, uint64_t *pages, unsigned n)
 {
 	const struct replica *rep = rl->grant->replica;
 	char *bytes = aligned_alloc(GAIA_PAGE, (size_t)n * GAIA_PAGE);
@@ -284,11 +284,12 @@ static void keep_zeros(const struct release *rl, uint64_t *pages, unsigned n)
 		dev_run_add(&op, runs, rep->mem, i, bytes + (size_t)n * GAIA_PAGE, NULL);
 	err = bytes ? cache_device_run(rep->dev, &op) : -ENOMEM;
 	n = 0;
-	for (unsigned i = 0; (i = bits_first(pages, i, GAIA_CHUNK_PAGES)) < GAIA_CHUNK_PAGES; i++, n++)
-		if (err || memcmp(bytes + (size_t)n * GAIA_PAGE, frame_zeros, GAIA_PAGE) != 0)
+	for (unsigned i = 0; !err && (i = bits_first(pages, i, GAIA_CHUNK_PAGES)) < GAIA_CHUNK_PAGES; i++, n++)
+		if (memcmp(bytes + (size_t)n * GAIA_PAGE, frame_zeros, rep->page[i].cut) != 0)
 			bit_clear(pages, i);
 	free(runs);
 	free(bytes);
+	return err;
 }
 
 void release_look_at(struct release *rl)
@@ -305,7 +306,7 @@ void release_look_at(struct release *rl)
 	}
 	if (n > 0) {
 		pthread_mutex_unlock(&rl->ch->lock);
-		keep_zeros(rl, untouched, n);
+		rl->err = keep_zeros(rl, untouched, n);
 		pthread_mutex_lock(&rl->ch->lock);
 	}
 	rl->any = bits_any(rl->writing, WORDS);
@@ -317,9 +318,9 @@ void release_look_at(struct release *rl)
 			continue;
 		/*
 		 * What is given back nobody has stored to, unless its hold was taken for another's: what is fresh is discarded if it is as it
-		 * was, or has what a client has left that is gone.
+		 * was, or has what a client has left that is gone. What has a base is compared.
 		 */
-		if (bit_test(rl->over, i) && !bit_test(untouched, i) && !(rl->unused && rep->page[i].left)) {
+		if (bit_test(rl->over, i) && !bit_test(untouched, i) && !(rl->unused && (rep->page[i].left || !replica_is_fresh(rep, i)))) {
 			bit_set(rl->whole, i);
 			note_changed(rl, i);
 		} else if (is_told(rl, i)) {

@@ -583,6 +583,51 @@ Test(overwrite, that_is_given_back_publishes_nothing)
 	end();
 }
 
+/* Nor does it undo what CPU programs have written meanwhile. */
+static void given_back_of_current(unsigned access)
+{
+	struct client *cl;
+	bool changed;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, access), 0);
+	release(cl, 0, PAGES);
+	overwrite(cl, 5, 1);
+	write_cpu(AT(5) + 9, "new");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	cr_assert_eq(cache_give_back(cl->mapping, AT(5), GAIA_PAGE, &changed), 0);
+	expect_cpu(AT(5) + 7, "wwnewww");
+	cache_check(rig->cache);
+	end();
+}
+
+Test(overwrite, of_what_was_current_undoes_nothing_when_it_is_given_back)
+{
+	given_back_of_current(GAIA_PROT_READ);
+}
+
+Test(overwrite, of_what_was_ready_undoes_nothing_when_it_is_given_back)
+{
+	given_back_of_current(GAIA_PROT_RW);
+}
+
+/* What cannot be looked at is discarded, and the caller is told. */
+Test(overwrite, that_is_given_back_and_cannot_be_looked_at_publishes_nothing)
+{
+	struct client *cl;
+	bool changed;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	overwrite(cl, 5, 1);
+	fault_arm("device.copy_out", -EIO, 0, 1);
+	cr_assert_eq(cache_give_back(cl->mapping, AT(5), GAIA_PAGE, &changed), -EIO);
+	fault_disarm_all();
+	expect_page_cpu(5, 'w');
+	end();
+}
+
 /* The hold was another acquire's of the same client, which has stored something: nobody else can publish that. */
 Test(overwrite, that_was_stored_to_is_published_by_who_gives_back)
 {
