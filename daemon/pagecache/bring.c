@@ -300,7 +300,7 @@ static void settle_holds(const struct part *pt, struct segment *run)
 /* Also makes what it overwrites fresh, before the holds count. */
 static void settle_overwriting(struct part *pt)
 {
-	uint64_t lock[GAIA_CHUNK_PAGES / 64] = { 0 };
+	uint64_t lock[GAIA_CHUNK_PAGES / 64] = { 0 }, holds[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct segment run = { .n = 0 };
 	struct chunk *ch = pt->ch;
 
@@ -308,9 +308,11 @@ static void settle_overwriting(struct part *pt)
 	part_fresh(pt, lock);
 	/* Until the holds say that they are for overwriting: no release of the pages goes on meanwhile. */
 	pages_lock_some(ch, pt->a, pt->end, lock);
+	/* The holds of a client that is gone may have been dropped meanwhile. Then what is there is another's, whose acquire may fail yet. */
+	grant_held(pt->grant, pt->a, pt->end, HELD_WRITING, holds);
 	FOR_RUNS(lock, pt->a, pt->end, i, j)
 		for (unsigned k = i; k < j; k++)
-			if (bit_test(pt->over, k))
+			if (bit_test(pt->over, k) && bit_test(holds, k))
 				replica_overwriting(pt->rep, k);
 	settle_holds(pt, &run);
 	mapping_settle(pt->m, &run);

@@ -4,6 +4,7 @@
  */
 #include <linux/falloc.h>
 #include <sched.h>
+#include <semaphore.h>
 
 #include "base/counters.h"
 #include "base/fault.h"
@@ -902,6 +903,74 @@ Test(overwrite, is_nothing_before_it_has_succeeded)
 }
 
 /* The same, but it succeeds. */
+/* Two whose calls wait while their clients map the chunk. */
+static struct mapping_wait {
+	struct acquire a;
+	pthread_t thread;
+	sem_t reached, may_go;
+	int err;
+} slow[2];
+
+static void wait_while_mapping(void *arg, struct client *cl, uint64_t idx)
+{
+	for (unsigned k = 0; k < ARRAY_LEN(slow); k++)
+		if (cl == slow[k].a.cl) {
+			sem_post(&slow[k].reached);
+			sem_wait(&slow[k].may_go);
+		}
+}
+
+static void *overwrite_and_wait(void *arg)
+{
+	struct mapping_wait *w = arg;
+
+	w->err = overwrite_four(&w->a);
+	return NULL;
+}
+
+static void wait_begin_mapping(struct mapping_wait *w)
+{
+	w->a.cl = new_client(0);
+	sem_init(&w->reached, 0, 0);
+	sem_init(&w->may_go, 0, 0);
+	cr_assert_eq(pthread_create(&w->thread, NULL, overwrite_and_wait, w), 0);
+	sem_wait(&w->reached);
+}
+
+static int wait_end_mapping(struct mapping_wait *w)
+{
+	sem_post(&w->may_go);
+	pthread_join(w->thread, NULL);
+	return w->err;
+}
+
+/* Who has lost its holds meanwhile, as its client is gone, makes nothing fresh for others, whose acquires may fail yet. */
+Test(overwrite, of_who_is_gone_before_it_ends_is_nothing)
+{
+	struct mapping_wait *dead = &slow[0], *next = &slow[1];
+	struct client *cl;
+
+	begin_stored(1, 'w');
+	rig->after_grant = wait_while_mapping;
+	wait_begin_mapping(dead);
+	atomic_store(&dead->a.cl->alive, false);
+	wait_begin_mapping(next);
+	(void)wait_end_mapping(dead);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, AT(2), GAIA_PROT_RW), 0);
+	expect_page(cl, 0, 'w');
+	cr_assert(cache_decide(&next->a.verdict, CACHE_GIVEN_UP));
+	cr_assert_eq(wait_end_mapping(next), -EINTR);
+	client_store(cl, "o", 1, 3);
+	release(cl, 0, 2);
+	expect_cpu(0, "wwwow");
+	expect_page_cpu(1, 'w');
+	client_end(dead->a.cl);
+	expect_page_cpu(2, 'w');
+	cache_check(rig->cache);
+	end();
+}
+
 Test(overwrite, goes_on_with_what_others_had_brought_meanwhile)
 {
 	struct acquire a = { .off = 0 };
