@@ -564,17 +564,24 @@ Test(overwrite, is_shared_by_who_has_looked_at_the_page_before)
 
 /* ---- what is given back ---- */
 
+/* Whether that has published something. */
+static bool give_back(struct client *cl, unsigned page, unsigned n)
+{
+	bool changed;
+
+	cr_assert_eq(cache_give_back(cl->mapping, AT(page), AT(n), &changed), 0);
+	return changed;
+}
+
 /* An acquire that fails in the library, or that nobody has waited for. */
 Test(overwrite, that_is_given_back_publishes_nothing)
 {
 	struct client *cl;
-	bool changed;
 
 	begin_stored(1, 'w');
 	cl = new_client(0);
 	overwrite(cl, 5, 1);
-	cr_assert_eq(cache_give_back(cl->mapping, AT(5), GAIA_PAGE, &changed), 0);
-	cr_assert_not(changed);
+	cr_assert_not(give_back(cl, 5, 1));
 	expect_page_cpu(5, 'w');
 	cr_assert_eq(client_acquire(cl, AT(5), GAIA_PAGE, GAIA_PROT_RW), 0);
 	expect_page(cl, 5, 'w');
@@ -588,7 +595,6 @@ Test(overwrite, that_is_given_back_publishes_nothing)
 static void given_back_of_current(unsigned access)
 {
 	struct client *cl;
-	bool changed;
 
 	begin_stored(1, 'w');
 	cl = new_client(0);
@@ -597,7 +603,8 @@ static void given_back_of_current(unsigned access)
 	overwrite(cl, 5, 1);
 	write_cpu(AT(5) + 9, "new");
 	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
-	cr_assert_eq(cache_give_back(cl->mapping, AT(5), GAIA_PAGE, &changed), 0);
+	/* One that is not armed may have changed, for all that the device knows; but it has no byte that differs from its base. */
+	(void)give_back(cl, 5, 1);
 	expect_cpu(AT(5) + 7, "wwnewww");
 	cache_check(rig->cache);
 	end();
@@ -633,14 +640,12 @@ Test(overwrite, that_is_given_back_and_cannot_be_looked_at_publishes_nothing)
 Test(overwrite, that_was_stored_to_is_published_by_who_gives_back)
 {
 	struct client *cl;
-	bool changed;
 
 	begin_stored(1, 'w');
 	cl = new_client(0);
 	overwrite(cl, 5, 3);
 	fill(cl, 6, 'd');
-	cr_assert_eq(cache_give_back(cl->mapping, AT(5), AT(3), &changed), 0);
-	cr_assert(changed);
+	cr_assert(give_back(cl, 5, 3));
 	expect_page_cpu(5, 'w');
 	expect_page_cpu(6, 'd');
 	expect_page_cpu(7, 'w');
@@ -651,7 +656,6 @@ Test(overwrite, that_was_stored_to_is_published_by_who_gives_back)
 Test(overwrite, that_was_cut_and_is_given_back_publishes_nothing)
 {
 	struct client *cl, *reader;
-	bool changed;
 
 	begin_stored(1, 'w');
 	cl = new_client(0);
@@ -659,7 +663,7 @@ Test(overwrite, that_was_cut_and_is_given_back_publishes_nothing)
 	overwrite(cl, 5, 1);
 	cr_assert_eq(cpu_truncate(kf, AT(5) + 100), 0);
 	cr_assert_eq(client_acquire(reader, AT(5), GAIA_PAGE, GAIA_PROT_READ), 0);
-	cr_assert_eq(cache_give_back(cl->mapping, AT(5), GAIA_PAGE, &changed), 0);
+	cr_assert_not(give_back(cl, 5, 1));
 	expect_cpu(AT(5) + 90, "wwwwwwwww");
 	end();
 }
@@ -668,7 +672,6 @@ Test(overwrite, that_was_cut_and_is_given_back_publishes_nothing)
 Test(overwrite, of_who_dies_is_not_published_by_who_gives_back)
 {
 	struct client *dead, *cl;
-	bool changed;
 
 	begin_stored(1, 'w');
 	dead = new_client(0);
@@ -681,7 +684,7 @@ Test(overwrite, of_who_dies_is_not_published_by_who_gives_back)
 	cr_assert_eq(client_acquire(cl, AT(5), AT(2), GAIA_PROT_RW), 0);
 	client_die(dead);
 	client_end(dead);
-	cr_assert_eq(cache_give_back(cl->mapping, AT(5), AT(2), &changed), 0);
+	cr_assert_not(give_back(cl, 5, 2));
 	expect_page_cpu(5, 'w');
 	expect_page_cpu(6, 'r');
 	cache_check(rig->cache);
